@@ -1,0 +1,1 @@
+"""Drive a trainwire worker from Python."""

@@ -1,0 +1,183 @@
+"""The errors a run can end with or a command can be refused with: one class, one code, one exit code."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class TrainwireError(Exception):
+    """A failure that is told to the user: `message` is a sentence, `hint` says what to do about it.
+
+    `details` are machine-readable facts (JSON values). `code` is the wire's error code; `exit_code` is the
+    worker's exit status when the error ends the run, and None for codes that only refuse a command.
+    """
+
+    code: ClassVar[str] = "internal"
+    exit_code: ClassVar[int | None] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = details
+
+
+class Internal(TrainwireError):
+    """A bug in trainwire."""
+
+
+class ConfigInvalid(TrainwireError):
+    """The config names an unknown key, or a value outside what is allowed."""
+
+    code, exit_code = "config_invalid", 3
+
+
+class DatasetInvalid(TrainwireError):
+    """The data cannot be read, fits no format, or leaves nothing to train on."""
+
+    code, exit_code = "dataset_invalid", 3
+
+
+class ResumeRefused(TrainwireError):
+    """The checkpoint or the run folder does not fit what the config asks for."""
+
+    code, exit_code = "resume_refused", 3
+
+
+class Busy(TrainwireError):
+    """Another process holds the run folder."""
+
+    code, exit_code = "busy", 3
+
+
+class ForbiddenPath(TrainwireError):
+    """A path from stdin leaves the folder that `--root` allows."""
+
+    code, exit_code = "forbidden_path", 3
+
+
+class Unsupported(TrainwireError):
+    """This build, model or machine cannot do what was asked."""
+
+    code, exit_code = "unsupported", 3
+
+
+class ModelLoadFailed(TrainwireError):
+    """The model folder is missing, broken, or of an unknown architecture."""
+
+    code, exit_code = "model_load_failed", 4
+
+
+class EngineUnavailable(TrainwireError):
+    """The engine, or MLX beneath it, is not installed."""
+
+    code, exit_code = "engine_unavailable", 4
+
+
+class OutOfMemory(TrainwireError):
+    """The device or the machine ran out of memory."""
+
+    code, exit_code = "out_of_memory", 5
+
+
+class NonFinite(TrainwireError):
+    """The loss or the gradients stayed non-finite beyond the limits of the config."""
+
+    code, exit_code = "non_finite", 6
+
+
+class DiskFull(TrainwireError):
+    """No space is left where the run writes."""
+
+    code, exit_code = "disk_full", 7
+
+
+class IoError(TrainwireError):
+    """Reading or writing failed for another reason than a full disk."""
+
+    code, exit_code = "io_error", 7
+
+
+class LogUnavailable(TrainwireError):
+    """The event log cannot be opened, repaired or written."""
+
+    code, exit_code = "log_unavailable", 7
+
+
+class EngineDied(TrainwireError):
+    """The engine process ended without a word."""
+
+    code, exit_code = "engine_died", 9
+
+
+class CommandRefused(TrainwireError):
+    """A command that is answered with an error while the run goes on."""
+
+    exit_code = None
+
+
+class BadLine(CommandRefused):
+    """The line is neither a JSON object nor a command word."""
+
+    code = "bad_line"
+
+
+class BadEncoding(CommandRefused):
+    """The line is not UTF-8."""
+
+    code = "bad_encoding"
+
+
+class LineTooLong(CommandRefused):
+    """The line is longer than the limit."""
+
+    code = "line_too_long"
+
+
+class BadParams(CommandRefused):
+    """A parameter has the wrong type, or a value outside its range."""
+
+    code = "bad_params"
+
+
+class UnknownCommand(CommandRefused):
+    """No command has this name."""
+
+    code = "unknown_command"
+
+
+class UnknownParam(CommandRefused):
+    """The command has no parameter of this name."""
+
+    code = "unknown_param"
+
+
+class WrongState(CommandRefused):
+    """The command does not fit the phase the run is in."""
+
+    code = "wrong_state"
+
+
+class ShuttingDown(CommandRefused):
+    """The run is ending and takes no more orders."""
+
+    code = "shutting_down"
+
+
+class NotFound(CommandRefused):
+    """What the command names does not exist."""
+
+    code = "not_found"
+
+
+def _tree(cls: type[TrainwireError]) -> list[type[TrainwireError]]:
+    return [c for sub in cls.__subclasses__() for c in (sub, *_tree(sub))]
+
+
+BY_CODE: dict[str, type[TrainwireError]] = {c.code: c for c in _tree(TrainwireError) if c is not CommandRefused}
+"""Every error code of the wire with its class."""
+
+
+def from_code(code: str, message: str, *, hint: str | None = None, **details: Any) -> TrainwireError:
+    """Rebuild an error that crossed a process boundary; an unknown code becomes `internal`."""
+    return BY_CODE.get(code, Internal)(message, hint=hint, **details)

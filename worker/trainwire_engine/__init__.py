@@ -1,0 +1,1 @@
+"""The process that trains: it loads the model and reports facts over a private channel."""

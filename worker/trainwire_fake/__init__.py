@@ -1,0 +1,1 @@
+"""The scripted engine: acts out a run from a script, without MLX."""
