@@ -14,14 +14,14 @@ from typing import Any
 from trainwire_protocol.errors import DiskFull, IoError
 
 MARKER = "made_by_trainwire.json"
-"""Names what the folder was made from and the size of each file; where it is, the folder is ours to replace."""
+"""Names what the folder was made from and the size of each file; a folder that has it is ours to replace."""
 
 
 def make_once(folder: Path, key: str, write: Callable[[Path], None]) -> bool:
     """Make `folder` by calling `write` on an empty one beside it and renaming that; True if it was made now.
 
     A folder that was made under the same `key` and still has all its files is left alone. One that was made
-    under another key, or lost a file, is replaced; one that trainwire did not make is refused with an `IoError`.
+    under another key, or lost a file, is replaced; one that trainwire did not make is refused (`IoError`).
     Makers that run at once wait for each other, and what a killed one left behind is removed by the next.
     """
     folder = folder.absolute()

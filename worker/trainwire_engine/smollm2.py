@@ -61,7 +61,7 @@ def convert(gguf: Path, folder: Path) -> None:
     try:
         tensors: dict[str, mx.array]
         metadata: dict[str, Any]
-        tensors, metadata = mx.load(str(gguf), return_metadata=True)  # type: ignore[assignment, misc]
+        tensors, metadata = mx.load(str(gguf), return_metadata=True)  # type: ignore[assignment]
         config = llama_config(metadata)
         weights = llama_weights(tensors, config["num_attention_heads"], config["num_key_value_heads"])
         tokenizer = tokenizer_files(metadata)
