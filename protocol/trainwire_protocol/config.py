@@ -69,12 +69,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             min_length=1,
         ),
     ] = "auto"
-    resume_override: Annotated[
-        list[str], _meta("keys whose change on a resume is accepted", on_resume=FREE)
-    ] = []
-    start_from: Annotated[
-        str | None, _meta("adapter or weights that a new run begins from", on_resume=FIXED)
-    ] = None
+    resume_override: Annotated[list[str], _meta("keys whose change on a resume is accepted", on_resume=FREE)] = []
+    start_from: Annotated[str | None, _meta("adapter or weights that a new run begins from", on_resume=FIXED)] = None
 
     data: Annotated[
         str | list[str],
@@ -104,13 +100,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "drop"
     max_train_samples: Annotated[int, _meta("use the first that many rows; 0 uses all", ge=0, le=MAX_INT)] = 0
     shuffle: Annotated[bool, _meta("a new order of the rows in each epoch")] = True
-    seed: Annotated[
-        int, _meta("seed of the order, the adapters' start and dropout; 0 is a seed", ge=0, le=MAX_INT)
-    ] = 42
+    seed: Annotated[int, _meta("seed of the order, the adapters' start and dropout; 0 is a seed", ge=0, le=MAX_INT)] = (
+        42
+    )
 
-    method: Annotated[
-        Method, _meta("what is trained: adapters (lora, dora) or all weights", on_resume=FIXED)
-    ] = "lora"
+    method: Annotated[Method, _meta("what is trained: adapters (lora, dora) or all weights", on_resume=FIXED)] = "lora"
     lora_rank: Annotated[int, _meta("rank of the adapters", on_resume=FIXED, ge=1, le=4096)] = 8
     lora_alpha: Annotated[float, _meta("adapters are scaled by lora_alpha / lora_rank", gt=0)] = 16.0
     lora_dropout: Annotated[float, _meta("dropout on the adapters' input", ge=0, lt=1)] = 0.0
@@ -174,14 +168,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_grad_value: Annotated[
         Annotated[float, Meta(gt=0)] | None, _meta("each gradient entry is clipped to this size")
     ] = None
-    label_smoothing: Annotated[float, _meta("share of the target given to all tokens alike", ge=0, lt=1)] = (
-        0.0
-    )
+    label_smoothing: Annotated[float, _meta("share of the target given to all tokens alike", ge=0, lt=1)] = 0.0
     trainable_dtype: Annotated[
         Literal["float32", "model"],
-        _meta(
-            "trained weights and optimizer state; model saves memory and loses small updates", on_resume=FIXED
-        ),
+        _meta("trained weights and optimizer state; model saves memory and loses small updates", on_resume=FIXED),
     ] = "float32"
     gradient_checkpointing: Annotated[
         bool, _meta("compute activations again in the backward pass: less memory, more time")
@@ -193,20 +183,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, _meta("the run ends after so many skipped updates in all", on_resume=FREE, ge=1, le=MAX_INT)
     ] = 100
 
-    log_every: Annotated[
-        int, _meta("updates in one step event", on_resume=FREE, settable=True, ge=1, le=MAX_INT)
-    ] = 1
+    log_every: Annotated[int, _meta("updates in one step event", on_resume=FREE, settable=True, ge=1, le=MAX_INT)] = 1
     save_every: Annotated[
         int,
-        _meta(
-            "updates between checkpoints; 0 turns them off", on_resume=FREE, settable=True, ge=0, le=MAX_INT
-        ),
+        _meta("updates between checkpoints; 0 turns them off", on_resume=FREE, settable=True, ge=0, le=MAX_INT),
     ] = 200
     eval_every: Annotated[
         int,
-        _meta(
-            "updates between evaluations; 0 turns them off", on_resume=FREE, settable=True, ge=0, le=MAX_INT
-        ),
+        _meta("updates between evaluations; 0 turns them off", on_resume=FREE, settable=True, ge=0, le=MAX_INT),
     ] = 200
     generate_every: Annotated[
         int,
@@ -221,9 +205,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_checkpoints: Annotated[
         int, _meta("periodic checkpoints kept; 0 keeps all", on_resume=FREE, ge=0, le=MAX_INT)
     ] = 3
-    keep_best: Annotated[bool, _meta("keep the checkpoint of the lowest validation loss", on_resume=FREE)] = (
-        True
-    )
+    keep_best: Annotated[bool, _meta("keep the checkpoint of the lowest validation loss", on_resume=FREE)] = True
     early_stopping_patience: Annotated[
         int,
         _meta(
@@ -242,9 +224,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | list[str],
         _meta("prompts of the generations: a list, or a file with one a line", on_resume=FREE),
     ] = []
-    generate_max_tokens: Annotated[
-        int, _meta("tokens of a generation at most", on_resume=FREE, ge=1, le=2**20)
-    ] = 128
+    generate_max_tokens: Annotated[int, _meta("tokens of a generation at most", on_resume=FREE, ge=1, le=2**20)] = 128
     sample_display: Annotated[
         Literal["all", "best_worst"],
         _meta(

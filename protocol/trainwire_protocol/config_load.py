@@ -33,9 +33,7 @@ def parse_assignment(word: str) -> tuple[str, Any]:
     key, equals, text = word.partition("=")
     key = key.strip()
     if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
-        raise ConfigInvalid(
-            f"{word!r} is not of the form key=value.", hint="Write for instance batch_size=4."
-        )
+        raise ConfigInvalid(f"{word!r} is not of the form key=value.", hint="Write for instance batch_size=4.")
     text = text.strip()
     if text.lower() in _WORDS:
         return key, _WORDS[text.lower()]
@@ -124,9 +122,7 @@ def convert_value(key: str, value: Any) -> Any | Issue:
     try:
         converted = msgspec.convert(value, FIELDS[key].type)
     except msgspec.ValidationError:
-        return Issue(
-            key, "invalid_value", f"{key} = {_show(value)} is not allowed: it must be {_allowed(key)}."
-        )
+        return Issue(key, "invalid_value", f"{key} = {_show(value)} is not allowed: it must be {_allowed(key)}.")
     if not _finite(converted):
         return Issue(key, "invalid_value", f"{key} = {_show(value)} is not allowed: numbers must be finite.")
     return converted
@@ -177,11 +173,7 @@ def _cross_check(values: Mapping[str, Any]) -> list[Issue]:
                 f"min_learning_rate = {floor} is above learning_rate = {peak}.",
             )
         )
-    if (
-        values.get("keep_best")
-        and values.get("eval_every") == 0
-        and values.get("early_stopping_patience", 0) > 0
-    ):
+    if values.get("keep_best") and values.get("eval_every") == 0 and values.get("early_stopping_patience", 0) > 0:
         issues.append(
             Issue(
                 "early_stopping_patience",
@@ -200,9 +192,7 @@ def check_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         if key not in SETTABLE:
             known = "cannot be changed while a run trains" if key in FIELDS else "is no key of the config"
-            raise UnknownParam(
-                f"{key} {known}. These can: {', '.join(SETTABLE)}.", key=key, allowed=list(SETTABLE)
-            )
+            raise UnknownParam(f"{key} {known}. These can: {', '.join(SETTABLE)}.", key=key, allowed=list(SETTABLE))
         result = convert_value(key, value)
         if isinstance(result, Issue) or result is None:
             raise BadParams(f"{key} = {_show(value)} is not allowed: it must be {_allowed(key)}.", key=key)

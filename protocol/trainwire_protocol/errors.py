@@ -174,9 +174,7 @@ def _tree(cls: type[TrainwireError]) -> list[type[TrainwireError]]:
     return [c for sub in cls.__subclasses__() for c in (sub, *_tree(sub))]
 
 
-BY_CODE: dict[str, type[TrainwireError]] = {
-    c.code: c for c in _tree(TrainwireError) if c is not CommandRefused
-}
+BY_CODE: dict[str, type[TrainwireError]] = {c.code: c for c in _tree(TrainwireError) if c is not CommandRefused}
 """Every error code of the wire with its class."""
 
 

@@ -1,9 +1,7 @@
 """Keys of other trainers, each with the sentence that says what to write here."""
 
 _EPOCHS = "write num_epochs, or max_steps for a number of updates."
-_BATCH = (
-    "an update is batch_size examples and trainwire splits it itself: write batch_size = 32 instead of 8 × 4."
-)
+_BATCH = "an update is batch_size examples and trainwire splits it itself: write batch_size = 32 instead of 8 × 4."
 _MASK = 'write train_on = "assistant", "last" or "all".'
 _RUN_DIR = "write run_dir."
 _TEMPLATE = "write chat_template (a template or a file) and chat_template_args."
