@@ -33,7 +33,7 @@ class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
     ) = None
 
 
-class Event(Line, tag_field="type"):
+class Event(Line, kw_only=True, tag_field="type"):
     """A fact about the run. A line carries `seq` exactly if it is in the log; `ts` is in ms since the epoch."""
 
     seq: Annotated[int, Meta(ge=1, le=MAX_INT, description="place in the log")] | None = None
@@ -42,7 +42,7 @@ class Event(Line, tag_field="type"):
     replay: Annotated[bool, Meta(description="true on a line that `replay` sends again")] | None = None
 
 
-class Init(Event, tag="init"):
+class Init(Event, kw_only=True, tag="init"):
     """The run is ready to train: what is trained, on what, and for how long."""
 
     model: str
@@ -63,7 +63,7 @@ class Init(Event, tag="init"):
     blas: Annotated[str, Meta(description="library that computes matrix products on the CPU")] | None = None
 
 
-class EpochStart(Event, tag="epoch_start"):
+class EpochStart(Event, kw_only=True, tag="epoch_start"):
     """A pass over the data begins."""
 
     epoch: Annotated[int, Meta(ge=1, le=MAX_INT)]
@@ -71,7 +71,7 @@ class EpochStart(Event, tag="epoch_start"):
     num_batches: Annotated[int, Meta(ge=0, le=MAX_INT, description="updates in the epoch")]
 
 
-class Step(Event, tag="step"):
+class Step(Event, kw_only=True, tag="step"):
     """One update, or several that `log_every` or a slow reader put together."""
 
     step: Annotated[int, Meta(ge=0, le=MAX_INT, description="updates done since the run began")]
@@ -98,7 +98,7 @@ class Step(Event, tag="step"):
     skipped: Annotated[int, Meta(ge=0, le=MAX_INT, description="updates left out since they were not finite")]
 
 
-class Generation(Event, tag="generation"):
+class Generation(Event, kw_only=True, tag="generation"):
     """What the model answers to a prompt of the config."""
 
     index: Count
@@ -109,7 +109,7 @@ class Generation(Event, tag="generation"):
     loss: Annotated[float, Meta(description="of the given reference, in nats a token")] | None = None
 
 
-class Checkpoint(Event, tag="checkpoint"):
+class Checkpoint(Event, kw_only=True, tag="checkpoint"):
     """A checkpoint is whole on disk, under its final name."""
 
     path: str
@@ -118,7 +118,7 @@ class Checkpoint(Event, tag="checkpoint"):
     kind: CheckpointKind
 
 
-class EpochEnd(Event, tag="epoch_end"):
+class EpochEnd(Event, kw_only=True, tag="epoch_end"):
     """A pass over the data, or the part of it before the run's end, is over."""
 
     epoch: Annotated[int, Meta(ge=1, le=MAX_INT)]
@@ -127,7 +127,7 @@ class EpochEnd(Event, tag="epoch_end"):
     updates: Count
 
 
-class Complete(Event, tag="complete"):
+class Complete(Event, kw_only=True, tag="complete"):
     """The run reached its end by itself."""
 
     total_steps: Count
@@ -135,7 +135,7 @@ class Complete(Event, tag="complete"):
     reason: Literal["finished", "early_stopping"]
 
 
-class Log(Event, tag="log"):
+class Log(Event, kw_only=True, tag="log"):
     """Something that a person should know; the run goes on."""
 
     level: Level
@@ -144,19 +144,19 @@ class Log(Event, tag="log"):
     details: dict[str, Any] | None = None
 
 
-class Paused(Event, tag="paused"):
+class Paused(Event, kw_only=True, tag="paused"):
     """Training stands still; written when it is true, not when it was asked for."""
 
     step: Count
 
 
-class Resumed(Event, tag="resumed"):
+class Resumed(Event, kw_only=True, tag="resumed"):
     """Training goes on."""
 
     step: Count
 
 
-class Status(Event, tag="status"):
+class Status(Event, kw_only=True, tag="status"):
     """The run entered a phase."""
 
     phase: Phase
@@ -165,7 +165,7 @@ class Status(Event, tag="status"):
     step: Count
 
 
-class Attempt(Event, tag="attempt"):
+class Attempt(Event, kw_only=True, tag="attempt"):
     """A worker process took up the run; steps above `resumed_from_step` of earlier attempts are void."""
 
     run_id: str
@@ -184,7 +184,7 @@ class Dropped(msgspec.Struct):
     lines: list[str]
 
 
-class Data(Event, tag="data"):
+class Data(Event, kw_only=True, tag="data"):
     """What was read, used and left out of a split."""
 
     split: Literal["train", "valid"]
@@ -201,7 +201,7 @@ class Data(Event, tag="data"):
     ]
 
 
-class Progress(Event, tag="progress"):
+class Progress(Event, kw_only=True, tag="progress"):
     """How far a longer piece of work is; always closed by a line with done = total."""
 
     id: str
@@ -211,7 +211,7 @@ class Progress(Event, tag="progress"):
     unit: str
 
 
-class EvalEnd(Event, tag="eval_end"):
+class EvalEnd(Event, kw_only=True, tag="eval_end"):
     """The validation loss after an update."""
 
     step: Count
@@ -230,14 +230,14 @@ class Change(msgspec.Struct, rename={"from_": "from"}):
     to: Any
 
 
-class ConfigChanged(Event, tag="config_changed"):
+class ConfigChanged(Event, kw_only=True, tag="config_changed"):
     """Keys have new values from an update on."""
 
     changes: dict[str, Change]
     effective_step: Annotated[int, Meta(ge=0, le=MAX_INT, description="first update that uses them")]
 
 
-class Command(Event, tag="command"):
+class Command(Event, kw_only=True, tag="command"):
     """An order that changes the run was accepted."""
 
     cmd: str
@@ -245,7 +245,7 @@ class Command(Event, tag="command"):
     source: Source
 
 
-class Error(Event, tag="error"):
+class Error(Event, kw_only=True, tag="error"):
     """Why the run cannot go on; comes before `end`."""
 
     code: str
@@ -254,7 +254,7 @@ class Error(Event, tag="error"):
     hint: str | None = None
 
 
-class End(Event, tag="end"):
+class End(Event, kw_only=True, tag="end"):
     """The worker's last line, also without a run."""
 
     outcome: Outcome
@@ -283,11 +283,11 @@ class Limits(msgspec.Struct):
     max_backlog: Count
 
 
-class Transport(Line, tag_field="type"):
+class Transport(Line, kw_only=True, tag_field="type"):
     """A line about the connection, not about the run: it carries no `seq` and is in no log."""
 
 
-class Hello(Transport, tag="hello"):
+class Hello(Transport, kw_only=True, tag="hello"):
     """The first line of every worker."""
 
     protocol: int
@@ -308,7 +308,7 @@ class ErrorBody(msgspec.Struct, omit_defaults=True):
     hint: str | None = None
 
 
-class Response(Transport, tag="response"):
+class Response(Transport, kw_only=True, tag="response"):
     """The one answer to a command, when it has taken effect."""
 
     id: CommandId | None
@@ -326,7 +326,7 @@ class Queue(msgspec.Struct):
     bytes: Count
 
 
-class Heartbeat(Transport, tag="heartbeat"):
+class Heartbeat(Transport, kw_only=True, tag="heartbeat"):
     """A sign of life while nothing else is printed."""
 
     ts: Count
@@ -339,7 +339,7 @@ class Heartbeat(Transport, tag="heartbeat"):
     queue: Queue
 
 
-class Gap(Transport, tag="gap"):
+class Gap(Transport, kw_only=True, tag="gap"):
     """Lines that a slow reader did not get; the log has them."""
 
     from_seq: Count
