@@ -1,4 +1,9 @@
-"""Which examples make an update, and how an update is cut into micro-batches of few shapes."""
+"""Which examples make an update, and how an update is cut into micro-batches of few shapes.
+
+The order is arithmetic, not a generator: row i of epoch e gets the 64-bit key `mix(seed, e, i)`, and the rows are
+taken in the order of their keys. `mix` is splitmix64 (Steele, Lea and Flood, OOPSLA 2014) folded over its
+arguments, so the order is the same on every machine, and a resume needs no replay.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +13,38 @@ from typing import Any
 
 import numpy as np
 
+MEGABATCH_UPDATES = 50
+"""Updates whose rows `group_by_length` sorts together: enough to find rows alike, few enough to stay random."""
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """One forward and backward: `tokens` int32 [rows, length] padded right, and its trained positions."""
+_MASK = 2**64 - 1
 
-    tokens: np.ndarray
-    positions: np.ndarray
-    targets: np.ndarray
-    weights: np.ndarray
-    rows: tuple[int, ...]
-    real_tokens: int
+
+def mix(*values: int) -> int:
+    """Hash whole numbers to 64 bits, the same on every machine."""
+    state = 0
+    for value in values:
+        state = (state ^ (value & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return state
+
+
+def permutation(count: int, *seed: int) -> np.ndarray:
+    """A seeded order of 0 … count-1: the positions sorted by `mix(*seed, position)`."""
+    state = np.uint64(mix(*seed)) ^ np.arange(count, dtype=np.uint64)
+    state = state + np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.argsort(state ^ (state >> np.uint64(31)), kind="stable")
 
 
 class Order:
-    """The seeded order of a data set: position arithmetic alone says which rows make which update."""
+    """The seeded order of a data set: position arithmetic alone says which rows make which update.
+
+    With `group_by_length` the rows of every 50 updates are sorted by length before they are cut into updates,
+    and the updates of the epoch are shuffled again. The last, smaller update of an epoch stays the last.
+    """
 
     def __init__(
         self,
@@ -33,13 +55,107 @@ class Order:
         group_by_length: bool = False,
         lengths: np.ndarray | None = None,
     ) -> None:
+        if group_by_length and (lengths is None or len(lengths) != examples):
+            raise ValueError("group_by_length needs the length of every example")
         self.updates_per_epoch = -(-examples // batch_size)
+        self._examples = examples
+        self._batch_size = batch_size
+        self._seed = seed
+        self._shuffle = shuffle
+        self._lengths = lengths if group_by_length else None
+        self._epoch = -1
+        self._order = np.zeros(0, np.int64)
 
     def rows(self, epoch: int, update: int) -> list[int]:
         """Dataset indices of the update `update` (from 0) of the epoch `epoch` (from 0)."""
-        raise NotImplementedError
+        if not 0 <= update < self.updates_per_epoch:
+            raise IndexError(f"update {update} is not one of the epoch's {self.updates_per_epoch}")
+        if epoch != self._epoch:
+            self._order, self._epoch = self._epoch_order(epoch), epoch
+        first = update * self._batch_size
+        return [int(row) for row in self._order[first : first + self._batch_size]]
+
+    def _epoch_order(self, epoch: int) -> np.ndarray:
+        count, size = self._examples, self._batch_size
+        order = permutation(count, self._seed, epoch) if self._shuffle else np.arange(count)
+        if self._lengths is None:
+            return order
+        whole, span = count // size * size, size * MEGABATCH_UPDATES
+        for start in range(0, whole, span):
+            part = order[start : min(start + span, whole)]
+            order[start : start + len(part)] = part[np.argsort(-self._lengths[part], kind="stable")]
+        if self._shuffle:
+            updates = permutation(whole // size, self._seed, epoch, 1)
+            order[:whole] = order[:whole].reshape(-1, size)[updates].reshape(-1)
+        return order
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward and backward pass over a few rows.
+
+    `tokens` int32 [rows, length] are the inputs, padded right; `positions` int32 [P] index the flattened
+    [rows * length] hidden states whose next token is trained, `targets` int32 [P] are those tokens, `weights`
+    float32 [P] are 1, or 0 for padding. `rows` are dataset indices, `real_tokens` the inputs that are no padding.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+    rows: tuple[int, ...]
+    real_tokens: int
 
 
 def plan(dataset: Any, rows: Sequence[int], micro_batch_tokens: int) -> list[MicroBatch]:
-    """Cut the rows of an update into micro-batches under a budget of padded tokens."""
-    raise NotImplementedError
+    """Cut the rows of an update into micro-batches of at most `micro_batch_tokens` padded tokens.
+
+    Rows are sorted by length, lengths rounded up to a grid. A row longer than the budget goes alone. Inputs
+    after the last trained position change nothing and are left out; a row without any is left out whole.
+    """
+    examples = []
+    for row in rows:
+        trained = np.flatnonzero(dataset.mask(row))
+        if len(trained):
+            examples.append((int(trained[-1]), row, trained))
+    examples.sort(key=lambda example: (-example[0], example[1]))
+    batches: list[MicroBatch] = []
+    start = 0
+    while start < len(examples):
+        length = round_up(examples[start][0], length_step(examples[start][0]))
+        fit = max(1, micro_batch_tokens // length)
+        batches.append(_pad(dataset, examples[start : start + fit], length))
+        start += fit
+    return batches
+
+
+def round_up(value: int, step: int) -> int:
+    """The smallest multiple of `step` that is not below `value`."""
+    return -(-value // step) * step
+
+
+def length_step(length: int) -> int:
+    """The grid of padded lengths: steps of 32, from 512 on an eighth of the length's power of two."""
+    return max(32, 2 ** ((length - 1).bit_length() - 4)) if length > 1 else 32
+
+
+def _pad(dataset: Any, examples: Sequence[tuple[int, int, np.ndarray]], length: int) -> MicroBatch:
+    tokens = np.zeros((len(examples), length), np.int32)
+    positions, targets = [], []
+    for index, (size, row, trained) in enumerate(examples):
+        ids = dataset.tokens(row)
+        tokens[index, :size] = ids[:size]
+        positions.append(index * length + trained - 1)
+        targets.append(ids[trained])
+    count = sum(len(p) for p in positions)
+    padded = round_up(count, 64)
+    weights = np.zeros(padded, np.float32)
+    weights[:count] = 1
+    return MicroBatch(
+        tokens,
+        np.pad(np.concatenate(positions), (0, padded - count)).astype(np.int32),
+        np.pad(np.concatenate(targets), (0, padded - count)).astype(np.int32),
+        weights,
+        tuple(row for _, row, _ in examples),
+        sum(size for size, _, _ in examples),
+    )

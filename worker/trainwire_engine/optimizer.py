@@ -1,37 +1,144 @@
-"""Optimizers as pure functions over flat dictionaries of arrays, and learning-rate schedules in updates."""
+"""Optimizers as pure functions over flat dictionaries of arrays, and learning-rate schedules in updates.
+
+Arithmetic is float32 whatever the weights' dtype; weight decay is decoupled (Loshchilov and Hutter,
+arXiv 1711.05101) and spares norms and biases, that is every weight with fewer than two axes.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import mlx.core as mx
+from trainwire_protocol.errors import ConfigInvalid
+
+from trainwire_engine.update_rules import MUON_OTHERS, RULES, Arrays, Slots, adamw
 
 
 class Optimizer:
-    """An update rule by name: `init` makes the state, `apply` returns new weights and state, compilable."""
+    """An update rule by name: `init` makes the state, `apply` returns new weights and state, compilable.
+
+    The state is flat: `count` (updates made, int32) and one entry `<slot>.<weight>` per slot and weight.
+    Raises ConfigInvalid for an argument the optimizer does not have.
+    """
 
     def __init__(self, config: Any) -> None:
         self.name: str = config.optimizer
+        self.weight_decay: float = config.weight_decay
+        rule, defaults = RULES[self.name]
+        arguments = dict(config.optimizer_args)
+        for key in arguments:
+            if key not in defaults:
+                raise ConfigInvalid(
+                    f"optimizer_args: {self.name} has no argument {key!r}.",
+                    hint=f"It has: {', '.join(defaults)}.",
+                    key="optimizer_args",
+                )
+        self.arguments = {key: _checked(key, arguments.get(key, value), value) for key, value in defaults.items()}
+        self._rule = rule
 
-    def init(self, params: dict[str, mx.array]) -> dict[str, mx.array]:
-        raise NotImplementedError
+    def init(self, params: Arrays) -> Arrays:
+        """Make the state for these weights: zeros in each weight's dtype."""
+        state: Arrays = {"count": mx.zeros((), mx.int32)}
+        for name, param in params.items():
+            for slot, value in self._slots(name, param).items():
+                state[f"{slot}.{name}"] = value
+        mx.eval(state)
+        return state
 
-    def apply(
-        self,
-        params: dict[str, mx.array],
-        grads: dict[str, mx.array],
-        state: dict[str, mx.array],
-        learning_rate: mx.array,
-    ) -> tuple[dict[str, mx.array], dict[str, mx.array]]:
-        raise NotImplementedError
+    def _slots(self, name: str, param: mx.array) -> Slots:
+        zeros = mx.zeros_like(param)
+        if self.name == "adamw" or (self.name == "muon" and not is_matrix(name, param)):
+            return {"mean": zeros, "square": zeros}
+        if self.name == "adafactor":
+            if param.ndim < 2:
+                return {"square": zeros}
+            return {"rows": mx.zeros(param.shape[:-1]), "columns": mx.zeros((*param.shape[:-2], param.shape[-1]))}
+        if self.name == "sgd" and not self.arguments["momentum"]:
+            return {}
+        return {"mean": zeros}
+
+    def apply(self, params: Arrays, grads: Arrays, state: Arrays, learning_rate: mx.array) -> tuple[Arrays, Arrays]:
+        """Make one update; `learning_rate` is a float32 scalar, an array so that a change traces nothing anew."""
+        count = state["count"] + 1
+        new_params: Arrays = {}
+        new_state: Arrays = {"count": count}
+        for name, param in params.items():
+            own = {slot: state[f"{slot}.{name}"].astype(mx.float32) for slot in self._slot_names(name, param)}
+            weight, grad = param.astype(mx.float32), grads[name].astype(mx.float32)
+            rule = adamw if self.name == "muon" and not is_matrix(name, param) else self._rule
+            arguments = MUON_OTHERS if rule is adamw and self.name == "muon" else self.arguments
+            change, own = rule(weight, grad, own, count.astype(mx.float32), arguments)
+            if self.weight_decay and param.ndim >= 2:
+                weight = weight * (1 - learning_rate * self.weight_decay)
+            new_params[name] = (weight - learning_rate * change).astype(param.dtype)
+            for slot, value in own.items():
+                new_state[f"{slot}.{name}"] = value.astype(state[f"{slot}.{name}"].dtype)
+        return new_params, new_state
+
+    def _slot_names(self, name: str, param: mx.array) -> list[str]:
+        return list(self._slots(name, param))
+
+
+def is_matrix(name: str, param: mx.array) -> bool:
+    """Tell whether muon orthogonalizes a weight: matrices do, embeddings, heads, norms and biases do not."""
+    whole_vocabulary = any(part in ("lm_head", "wte", "wpe") or part.startswith("embed") for part in name.split("."))
+    return param.ndim == 2 and (not whole_vocabulary or "lora_" in name)
+
+
+def _checked(key: str, value: Any, default: Any) -> Any:
+    """Take an argument only if it has the type of its default and lies in its range."""
+
+    def refuse(allowed: str) -> ConfigInvalid:
+        return ConfigInvalid(
+            f"optimizer_args: {key} = {value!r} is not allowed.", hint=f"{key} is {allowed}.", key="optimizer_args"
+        )
+
+    def number(v: Any) -> bool:
+        return isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)
+
+    if isinstance(default, tuple):
+        if not (isinstance(value, list | tuple) and len(value) == 2 and all(number(v) and 0 <= v < 1 for v in value)):
+            raise refuse("a pair of numbers from 0 to below 1")
+        return tuple(float(v) for v in value)
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise refuse("true or false")
+        return value
+    if isinstance(default, int):
+        if not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 20):
+            raise refuse("a whole number from 1 to 20")
+        return value
+    if key == "momentum" and not (number(value) and 0 <= value < 1):
+        raise refuse("a number from 0 to below 1")
+    if key == "decay_rate" and not (number(value) and -1 <= value < 0):
+        raise refuse("a number from -1 to below 0")
+    if key in ("eps", "clip_threshold") and not (number(value) and value > 0):
+        raise refuse("a number above 0")
+    return float(value)
 
 
 class Schedule:
-    """The learning rate of each update, from warm-up to the end of the run."""
+    """The learning rate of each update: a rise to the peak, then the way down to the minimum.
+
+    With W warm-up updates the update W-1 (from 0) has the peak exactly; the way down ends where the first update
+    after the run would be, so no update of the run is spent on a rate of zero.
+    """
 
     def __init__(self, config: Any, total_steps: int) -> None:
+        self.shape: str = config.schedule
+        self.warmup: int = config.warmup_steps or 0
+        self.minimum: float = config.min_learning_rate
         self.total_steps = total_steps
 
     def learning_rate(self, update: int, peak: float) -> float:
         """The rate of the update with this index (from 0) when the schedule's peak is `peak`."""
-        raise NotImplementedError
+        if update < self.warmup:
+            return peak * (update + 1) / self.warmup
+        if self.shape == "constant":
+            return peak
+        top = max(self.warmup - 1, 0)
+        way = min(1.0, (update - top) / max(1, self.total_steps - top))
+        share = 1 - way if self.shape == "linear" else (1 + math.cos(math.pi * way)) / 2
+        low = min(self.minimum, peak)
+        return low + (peak - low) * share

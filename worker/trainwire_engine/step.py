@@ -8,14 +8,20 @@ from typing import Any
 
 import mlx.core as mx
 
-from trainwire_engine.batches import MicroBatch
-from trainwire_engine.model import Model
+from trainwire_engine.adapters import set_dropout_keys
+from trainwire_engine.batches import MicroBatch, mix
+from trainwire_engine.loss import micro_batch_sums
+from trainwire_engine.model import Arrays, Model
 from trainwire_engine.optimizer import Optimizer
 
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What one update measured: `loss` in nats over `tokens` trained tokens, `correct` of them predicted."""
+    """What one update measured: `loss` in nats over `tokens` trained tokens, `correct` of them predicted.
+
+    `grad_norm` is the norm before clipping. `skipped`: the loss or the norm was not finite, and weights, state
+    and its count are as before.
+    """
 
     loss: float
     tokens: int
@@ -25,14 +31,118 @@ class UpdateResult:
 
 
 class UpdateStep:
-    """Make updates of a model; `state` is the optimizer's state and can be set for a resume."""
+    """Make updates of a model; `state` is the optimizer's state and can be set for a resume.
+
+    Two compiled functions: one traces the forward and backward pass of a micro-batch (once per shape), one the
+    rest of the update (once). Everything is summed over trained tokens and divided by their number at the end,
+    so the split into micro-batches leaves loss, gradient and norm as they are.
+    """
 
     def __init__(self, model: Model, optimizer: Optimizer, config: Any) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.state: dict[str, mx.array] = optimizer.init(model.trainable)
+        self.state: Arrays = optimizer.init(model.trainable)
+        self._seed: int = config.seed
+        self._smoothing: float = config.label_smoothing
+        self._max_value: float | None = config.max_grad_value
+        self._traced = False
+        self._sums = mx.compile(self._trace_sums)
+        self._finish = mx.compile(self._trace_finish)
 
     def __call__(
-        self, micro_batches: Sequence[MicroBatch], *, step: int, learning_rate: float, max_grad_norm: float | None
+        self,
+        micro_batches: Sequence[MicroBatch],
+        *,
+        step: int,
+        learning_rate: float,
+        max_grad_norm: float | None,
     ) -> UpdateResult:
-        raise NotImplementedError
+        """Make the update number `step` (which seeds dropout); 0, None or infinity do not clip."""
+        model = self.model
+        totals: Any = None
+        for index, batch in enumerate(micro_batches):
+            key = mx.random.key(mix(self._seed, step, index))
+            sums = self._sums(model.trainable, device_arrays(batch), key)
+            totals = sums if totals is None else _added(totals, sums)
+            del sums
+            # Without a start here, the passes of all micro-batches would be alive at once.
+            mx.async_eval(totals)
+        tokens = sum(int(batch.weights.sum()) for batch in micro_batches)
+        (loss, correct), grads = totals
+        del totals
+        limits = mx.array([tokens, learning_rate, max_grad_norm or float("inf")], mx.float32)
+        params, state, measured = self._finish(model.trainable, self.state, grads, loss, correct, limits)
+        del grads
+        mx.eval(params, state, measured)
+        model.adopt(params, traced=self._traced)
+        self.state, self._traced = state, False
+        mean, guessed, norm, finite = measured.tolist()
+        return UpdateResult(mean, tokens, round(guessed), norm, skipped=not finite)
+
+    def _trace_sums(
+        self, params: Arrays, batch: tuple[mx.array, ...], key: mx.array
+    ) -> tuple[tuple[mx.array, mx.array], Arrays]:
+        self._traced = True
+        self.model.train_mode(True)
+        set_dropout_keys(self.model.adapter_layers, key)
+
+        def sums(params: Arrays) -> tuple[mx.array, mx.array]:
+            return micro_batch_sums(self.model, params, batch, smoothing=self._smoothing, gradient=True)
+
+        return mx.value_and_grad(sums)(params)
+
+    def _trace_finish(
+        self, params: Arrays, state: Arrays, grads: Arrays, loss: mx.array, correct: mx.array, limits: mx.array
+    ) -> tuple[Arrays, Arrays, mx.array]:
+        tokens, learning_rate, max_norm = limits[0], limits[1], limits[2]
+        loss = loss / tokens
+        grads = {name: grad.astype(mx.float32) / tokens for name, grad in grads.items()}
+        norm = _norm(grads)
+        finite = mx.isfinite(norm) & mx.isfinite(loss)
+        clipped_norm = norm
+        if self._max_value is not None:
+            grads = {name: mx.clip(grad, -self._max_value, self._max_value) for name, grad in grads.items()}
+            clipped_norm = _norm(grads)
+        shrink = mx.minimum(1.0, max_norm / (clipped_norm + 1e-6))
+        grads = {name: grad * shrink for name, grad in grads.items()}
+        new_params, new_state = self.optimizer.apply(params, grads, state, learning_rate)
+        new_params = {name: mx.where(finite, new_params[name], old) for name, old in params.items()}
+        new_state = {name: mx.where(finite, new_state[name], old) for name, old in state.items()}
+        return new_params, new_state, mx.stack([loss, correct, norm, finite.astype(mx.float32)])
+
+
+class EvaluateSums:
+    """Sum loss and correct guesses of micro-batches without gradient, dropout or label smoothing."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._traced = False
+        self._sums = mx.compile(self._trace)
+
+    def __call__(self, batch: MicroBatch) -> tuple[mx.array, mx.array]:
+        """Return (loss sum in nats, correct), two lazy float32 scalars; the tokens are `batch.weights.sum()`."""
+        sums: tuple[mx.array, mx.array] = self._sums(self.model.trainable, device_arrays(batch))
+        if self._traced:
+            self.model.release()
+            self._traced = False
+        return sums
+
+    def _trace(self, params: Arrays, batch: tuple[mx.array, ...]) -> tuple[mx.array, mx.array]:
+        self._traced = True
+        self.model.train_mode(False)
+        return micro_batch_sums(self.model, params, batch, smoothing=0.0, gradient=False)
+
+
+def device_arrays(batch: MicroBatch) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """Hand a micro-batch to MLX: tokens, positions, targets, weights."""
+    return mx.array(batch.tokens), mx.array(batch.positions), mx.array(batch.targets), mx.array(batch.weights)
+
+
+def _added(totals: Any, sums: Any) -> Any:
+    (loss, correct), grads = totals
+    (more_loss, more_correct), more = sums
+    return (loss + more_loss, correct + more_correct), {name: grad + more[name] for name, grad in grads.items()}
+
+
+def _norm(grads: Arrays) -> mx.array:
+    return mx.sqrt(sum((mx.sum(mx.square(grad)) for grad in grads.values()), mx.zeros(())))

@@ -1,0 +1,133 @@
+"""Tiny models with random weights in complete folders: config, weights, tokenizer and chat template."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from trainwire_engine.loading import build_module
+
+FAMILIES = ("qwen3", "qwen3_5", "qwen3_5_moe", "llama", "gemma3_text", "lfm2")
+VOCABULARY = 512
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_COMMON: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+
+_LINEAR_ATTENTION: dict[str, Any] = {
+    "full_attention_interval": 2,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+
+_FAMILY: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "llama": {"tie_word_embeddings": False},
+    "gemma3_text": {"query_pre_attn_scalar": 8, "sliding_window": 16, "sliding_window_pattern": 2},
+    "lfm2": {
+        "norm_eps": 1e-6,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "block_dim": 32,
+        "block_ff_dim": 64,
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+        "full_attn_idxs": [1],
+    },
+    "qwen3_5": _LINEAR_ATTENTION,
+    "qwen3_5_moe": {
+        **_LINEAR_ATTENTION,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+}
+
+
+def tiny_config(family: str = "qwen3", **overrides: Any) -> dict[str, Any]:
+    """The config.json of a tiny model: two blocks, 512 words, three orders of magnitude below a real one."""
+    return {"model_type": family, **_COMMON, **_FAMILY[family], **overrides}
+
+
+def tiny_model(
+    folder: Path,
+    family: str = "qwen3",
+    *,
+    dtype: mx.Dtype = mx.float32,
+    bits: int | None = None,
+    seed: int = 0,
+    **overrides: Any,
+) -> Path:
+    """Make a folder that mlx-lm loads; `bits` packs the linear layers, `overrides` are keys of config.json."""
+    config = tiny_config(family, **overrides)
+    mx.random.seed(seed)
+    module = build_module(config)
+    module.update(
+        tree_map(lambda p: p.astype(dtype) if mx.issubdtype(p.dtype, mx.floating) else p, module.parameters())
+    )
+    if family == "gemma3_text" and config["tie_word_embeddings"]:
+        module.sanitize({})
+    if bits:
+        nn.quantize(module, group_size=32, bits=bits)
+        config["quantization"] = {"group_size": 32, "bits": bits, "mode": "affine"}
+    folder.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(
+        str(folder / "model.safetensors"), dict(tree_flatten(module.parameters())), metadata={"format": "mlx"}
+    )
+    config["eos_token_id"] = write_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    return folder
+
+
+def write_tokenizer(folder: Path) -> int:
+    """Write a byte-level tokenizer with ChatML's marks and a chat template; returns the id of <|im_end|>."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - 16,
+        special_tokens=[AddedToken(mark, special=True) for mark in marks],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    words = "system user assistant the a run step update loss model weights is of and to in what does it says ."
+    tokenizer.train_from_iterator([words] * 4, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": 4096,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return int(tokenizer.token_to_id("<|im_end|>"))

@@ -1,0 +1,248 @@
+"""LoRA and DoRA layers with mlx-lm's parameter names, whose products are made in the model's dtype.
+
+An adapted layer computes `W x + scale · B A x`. mlx-lm keeps A as [in, rank] and B as [rank, out] (experts:
+[experts, rank, in] and [experts, out, rank]); so do these, and its tools load what they train. The scale is
+applied to the rank-wide product, not to the output, and everything stays in the dtype of the input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+from trainwire_protocol.errors import ConfigInvalid, Unsupported
+
+ADAPTER_LEAVES = ("lora_a", "lora_b", "m")
+
+
+class _Adapter(nn.Module):
+    """What the layers share: the scale, the dropout and a switch that gives the base layer back.
+
+    Dropout takes its key from `_dropout_key`, which the update step sets: a pass that is computed again draws the
+    same places, and nothing else in the process can move them.
+    """
+
+    def __init__(self, rank: int, scale: float, dropout: float, inputs: int) -> None:
+        super().__init__()
+        self.scale = scale
+        self.dropout = dropout
+        self.enabled = True
+        self._dropout_key: mx.array | None = None
+        self._rank = rank
+        self._inputs = inputs
+
+    def dropped(self, x: mx.array) -> mx.array:
+        """Zero a share of the entries while training and scale up the others."""
+        if not self.training or not self.dropout or self._dropout_key is None:
+            return x
+        kept = mx.random.bernoulli(1 - self.dropout, x.shape, key=self._dropout_key)
+        return mx.where(kept, x * (1 / (1 - self.dropout)), mx.zeros((), x.dtype))
+
+    def initialize(self, key: mx.array) -> None:
+        """Draw A as mlx-lm does, uniform within ±1/sqrt(in), from a key of its own; B stays zero."""
+        bound = 1 / math.sqrt(self._inputs)
+        self.lora_a = mx.random.uniform(-bound, bound, self.lora_a.shape, key=key)
+
+
+class LoRALinear(_Adapter):
+    """A linear layer, packed or not, with a low-rank update."""
+
+    def __init__(self, linear: nn.Module, rank: int, scale: float, dropout: float) -> None:
+        outputs, inputs = linear_shape(linear)
+        super().__init__(rank, scale, dropout, inputs)
+        self.linear = linear
+        self.lora_a = mx.zeros((inputs, rank))
+        self.lora_b = mx.zeros((rank, outputs))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = self.linear(x)
+        if not self.enabled:
+            return y
+        return y + ((self.dropped(x) @ self.lora_a) * self.scale) @ self.lora_b
+
+
+class DoRALinear(_Adapter):
+    """A linear layer whose rows keep a trained length `m` while the low-rank update turns them.
+
+    The length of an adapted row follows from |w|², w·(BA) and |BA|² (arXiv 2402.09353, section 4.3 for the
+    detached norm), so no weight of the layer's size is made, nor is a packed one unpacked.
+    """
+
+    def __init__(self, linear: nn.Module, rank: int, scale: float, dropout: float) -> None:
+        outputs, inputs = linear_shape(linear)
+        super().__init__(rank, scale, dropout, inputs)
+        self.linear = linear
+        self.lora_a = mx.zeros((inputs, rank))
+        self.lora_b = mx.zeros((rank, outputs))
+        self.m = mx.linalg.norm(dense_weight(linear).astype(mx.float32), axis=1)
+        self._row_square = mx.square(self.m)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = self.linear(x)
+        if not self.enabled:
+            return y
+        bias = self.linear.get("bias")
+        if bias is not None:
+            y = y - bias
+        out = y + ((self.dropped(x) @ self.lora_a) * self.scale) @ self.lora_b
+        out = (self.m / self._adapted_norm()).astype(x.dtype) * out
+        return out if bias is None else out + bias
+
+    def _adapted_norm(self) -> mx.array:
+        a, b = mx.stop_gradient(self.lora_a), mx.stop_gradient(self.lora_b).astype(mx.float32)
+        base = self.linear
+        along = base(a.T) - base["bias"] if "bias" in base else base(a.T)
+        cross = mx.sum(along.astype(mx.float32) * b, axis=0)
+        a = a.astype(mx.float32)
+        update = mx.sum(((a.T @ a) @ b) * b, axis=0)
+        return mx.sqrt(mx.maximum(self._row_square + 2 * self.scale * cross + self.scale**2 * update, 1e-24))
+
+
+class LoRASwitchLinear(_Adapter):
+    """The linear layers of a mixture's experts, each with its own low-rank update."""
+
+    def __init__(self, linear: nn.Module, rank: int, scale: float, dropout: float) -> None:
+        super().__init__(rank, scale, dropout, linear.input_dims)
+        self.linear = linear
+        self.lora_a = mx.zeros((linear.num_experts, rank, linear.input_dims))
+        self.lora_b = mx.zeros((linear.num_experts, linear.output_dims, rank))
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        y = self.linear(x, indices, sorted_indices=sorted_indices)
+        if not self.enabled:
+            return y
+        how = {"rhs_indices": indices, "sorted_indices": sorted_indices}
+        z = mx.gather_mm(self.dropped(x), self.lora_a.swapaxes(-1, -2), **how) * self.scale
+        return y + mx.gather_mm(z, self.lora_b.swapaxes(-1, -2), **how)
+
+
+class LoRAEmbedding(_Adapter):
+    """An embedding with a low-rank update, also where it serves as the head."""
+
+    def __init__(self, embedding: nn.Module, rank: int, scale: float, dropout: float) -> None:
+        words, width = linear_shape(embedding)
+        super().__init__(rank, scale, dropout, words)
+        self.embedding = embedding
+        self.lora_a = mx.zeros((words, rank))
+        self.lora_b = mx.zeros((rank, width))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = self.embedding(x)
+        return y + self.dropped((self.lora_a[x] * self.scale) @ self.lora_b) if self.enabled else y
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        y = self.embedding.as_linear(x)
+        if not self.enabled:
+            return y
+        return y + ((self.dropped(x) @ self.lora_b.T) * self.scale) @ self.lora_a.T
+
+
+def linear_shape(layer: nn.Module) -> tuple[int, int]:
+    """Give (outputs, inputs) of a linear layer or embedding, packed or not."""
+    rows, columns = layer.weight.shape
+    return rows, columns * 32 // layer.bits if "scales" in layer else columns
+
+
+def dense_weight(layer: nn.Module) -> mx.array:
+    """Give the layer's weight, unpacked if it is quantized."""
+    if "scales" not in layer:
+        return layer.weight
+    return mx.dequantize(
+        layer.weight, layer.scales, layer.get("biases"), group_size=layer.group_size, bits=layer.bits, mode=layer.mode
+    )
+
+
+def attach(module: nn.Module, config: Any) -> tuple[list[str], dict[str, Any]]:
+    """Freeze a module and give its blocks adapters; returns the adapted paths and mlx-lm's adapter config.
+
+    Without `lora_keys` every linear layer of the blocks is adapted; a key is a path within a block
+    (`self_attn.q_proj`) or within the model (`lm_head`). Raises ConfigInvalid for a key that fits nothing and
+    Unsupported for a layer that the method cannot adapt.
+    """
+    module.freeze()
+    mx.random.seed(config.seed)
+    dora = config.method == "dora"
+    rank, scale = config.lora_rank, config.lora_alpha / config.lora_rank
+    blocks = list(module.layers)
+    chosen = blocks[-config.lora_layers :] if config.lora_layers else blocks
+    keys = set(config.lora_keys or _default_keys(blocks, dora))
+    used: set[str] = set()
+
+    def adapted(layer: nn.Module, key: str) -> nn.Module:
+        used.add(key)
+        if _is_experts(layer):
+            kind: Any = LoRASwitchLinear
+        elif isinstance(layer, nn.Embedding | nn.QuantizedEmbedding):
+            kind = LoRAEmbedding
+        elif isinstance(layer, nn.Linear | nn.QuantizedLinear):
+            kind = DoRALinear if dora else LoRALinear
+        elif not dora and hasattr(layer, "to_lora"):
+            own: nn.Module = layer.to_lora(r=rank, scale=scale, dropout=config.lora_dropout)
+            return own
+        else:
+            raise ConfigInvalid(
+                f"lora_keys: {key} is a {type(layer).__name__}, which takes no adapter.", key="lora_keys"
+            )
+        if dora and kind is not DoRALinear:
+            raise Unsupported(
+                f"dora cannot adapt {key}, a {type(layer).__name__}.", hint='Use method = "lora", or other lora_keys.'
+            )
+        return kind(layer, rank, scale, config.lora_dropout)
+
+    for root in (*chosen, module):
+        found = [(path, adapted(layer, path)) for path, layer in root.named_modules() if path in keys]
+        if found:
+            root.update_modules(tree_unflatten(found))
+    if missing := sorted(keys - used):
+        known = ", ".join(sorted(_default_keys(blocks, dora)))
+        raise ConfigInvalid(
+            f"lora_keys: the model has no layer {missing[0]!r}.", hint=f"Its blocks have: {known}.", key="lora_keys"
+        )
+    paths = sorted(path for path, layer in module.named_modules() if _is_adapter(layer))
+    draws = mx.random.split(mx.random.key(config.seed), len(paths))
+    layers = dict(module.named_modules())
+    for path, draw in zip(paths, draws):
+        if isinstance(layers[path], _Adapter):
+            layers[path].initialize(draw)
+    return paths, {
+        "fine_tune_type": config.method,
+        "num_layers": len(chosen),
+        "lora_alpha": config.lora_alpha,
+        "lora_parameters": {"rank": rank, "scale": scale, "dropout": config.lora_dropout, "keys": sorted(keys)},
+    }
+
+
+def adapter_layers(module: nn.Module) -> Iterator[_Adapter]:
+    """Go through the adapted layers of a module."""
+    return (layer for _, layer in module.named_modules() if isinstance(layer, _Adapter))
+
+
+def set_dropout_keys(layers: list[_Adapter], key: mx.array) -> None:
+    """Give each layer a key of its own from the one of the micro-batch."""
+    if any(layer.dropout for layer in layers):
+        for layer, own in zip(layers, mx.random.split(key, len(layers))):
+            layer._dropout_key = own
+
+
+def _is_adapter(layer: nn.Module) -> bool:
+    return "lora_a" in layer
+
+
+def _is_experts(layer: nn.Module) -> bool:
+    # By what it has, not by class: mlx_lm.models.switch_layers need not be imported for a model without experts.
+    return hasattr(layer, "num_experts") and hasattr(layer, "input_dims") and "weight" in layer
+
+
+def _default_keys(blocks: list[nn.Module], dora: bool) -> set[str]:
+    linear = (nn.Linear, nn.QuantizedLinear)
+    keys: set[str] = set()
+    for block in blocks:
+        for path, layer in block.named_modules():
+            more = _is_experts(layer) or hasattr(layer, "to_lora") or isinstance(layer, nn.Embedding)
+            if isinstance(layer, linear) or (more and not dora):
+                keys.add(path)
+    return keys

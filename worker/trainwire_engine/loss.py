@@ -1,0 +1,160 @@
+"""Cross entropy over trained positions, summed: the head runs in chunks that never hold all logits.
+
+For a chunk with logits z, target t, weight w and label smoothing ε over V words the loss is
+`w · (logsumexp(z) − (1−ε) z_t − ε mean(z))` and its gradient `w · (softmax(z) − (1−ε) onehot(t) − ε/V)`. That
+gradient is made in the forward pass and only its products with the head and the hidden states are kept, so at
+most one chunk of logits is alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_unflatten
+
+from trainwire_engine.head import Head
+from trainwire_engine.model import Arrays, Model
+
+Project = Callable[[mx.array, Arrays], mx.array]
+
+
+def cross_entropy(
+    logits: mx.array, targets: mx.array, weights: mx.array, smoothing: float = 0.0
+) -> tuple[mx.array, mx.array]:
+    """Sum the weighted loss in nats and count the right guesses; logits [P, V], targets and weights [P]."""
+    scores = logits.astype(mx.float32)
+    chosen = mx.take_along_axis(scores, targets[:, None], axis=-1)[:, 0]
+    losses = mx.logsumexp(scores, axis=-1) - (1 - smoothing) * chosen
+    if smoothing:
+        losses = losses - smoothing * mx.mean(scores, axis=-1)
+    return mx.sum(losses * weights), _correct(logits, targets, weights)
+
+
+def chunked_cross_entropy(
+    project: Project,
+    hidden: mx.array,
+    head: Arrays,
+    targets: mx.array,
+    weights: mx.array,
+    *,
+    chunk: int,
+    smoothing: float = 0.0,
+) -> tuple[mx.array, mx.array]:
+    """The same sums as `cross_entropy(project(hidden, head), …)` with gradients for `hidden` and `head`.
+
+    hidden [P, D] in the model's dtype; `head` holds the head's trained weights (empty if it is frozen); the
+    gradient with respect to weights that `project` captures is not made.
+    """
+    names = list(head)
+
+    @mx.custom_function
+    def sums(hidden: mx.array, *leaves: mx.array) -> tuple[mx.array, ...]:
+        head = dict(zip(names, leaves))
+        loss, correct = mx.zeros(()), mx.zeros(())
+        d_hidden: list[mx.array] = []
+        d_head = [mx.zeros(leaf.shape, mx.float32) for leaf in leaves]
+        for start in range(0, hidden.shape[0], chunk):
+            piece = hidden[start : start + chunk]
+            if d_hidden:
+                # Without this, all chunks' logits would be made before the first is used up.
+                piece = mx.depends(piece, [d_hidden[-1], loss, *d_head])
+            part = slice(start, start + chunk)
+            logits = project(piece, head)
+            part_loss, part_correct, d_logits = _forward_and_gradient(logits, targets[part], weights[part], smoothing)
+            _, pulled = mx.vjp(lambda h, *leaves: project(h, dict(zip(names, leaves))), [piece, *leaves], [d_logits])
+            d_hidden.append(pulled[0])
+            d_head = [total + more.astype(mx.float32) for total, more in zip(d_head, pulled[1:])]
+            loss, correct = loss + part_loss, correct + part_correct
+        return loss, correct, mx.concatenate(d_hidden), *d_head
+
+    @sums.vjp
+    def pull(primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, ...]:
+        _, *leaves = primals if isinstance(primals, tuple | list) else (primals,)
+        scale = cotangents[0]
+        d_hidden = outputs[2] * scale.astype(outputs[2].dtype)
+        return d_hidden, *((d * scale).astype(leaf.dtype) for d, leaf in zip(outputs[3:], leaves))
+
+    loss, correct, *_ = sums(hidden, *head.values())
+    return loss, correct
+
+
+def _forward_and_gradient(
+    logits: mx.array, targets: mx.array, weights: mx.array, smoothing: float
+) -> tuple[mx.array, mx.array, mx.array]:
+    scores = logits.astype(mx.float32)
+    norm = mx.logsumexp(scores, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(scores, targets[:, None], axis=-1)
+    losses = norm - (1 - smoothing) * chosen
+    words = scores.shape[-1]
+    if smoothing:
+        losses = losses - smoothing * mx.mean(scores, axis=-1, keepdims=True)
+    hit = mx.arange(words)[None] == targets[:, None]
+    gradient = mx.exp(scores - norm) - mx.where(hit, 1 - smoothing + smoothing / words, smoothing / words)
+    gradient = (gradient * weights[:, None]).astype(logits.dtype)
+    return mx.sum(losses[:, 0] * weights), _correct(logits, targets, weights), gradient
+
+
+def _correct(logits: mx.array, targets: mx.array, weights: mx.array) -> mx.array:
+    return mx.sum((mx.argmax(logits, axis=-1) == targets) * weights)
+
+
+def chunk_rows(vocabulary: int, positions: int) -> int:
+    """Positions of one chunk: their float32 logits take about 32 MB, never fewer than 64 of them."""
+    return min(positions, max(64, 2**23 // vocabulary // 64 * 64))
+
+
+def head_projection(split: Head) -> Project:
+    """Make the head a function of its trained weights, given by their names below the head's layer."""
+
+    def project(hidden: mx.array, leaves: Arrays) -> mx.array:
+        if not leaves:
+            return split.logits(hidden)
+        bound = {name: _leaf(split.layer, name) for name in leaves}
+        split.layer.update(tree_unflatten(list(leaves.items())))
+        try:
+            return split.logits(hidden)
+        finally:
+            split.layer.update(tree_unflatten(list(bound.items())))
+
+    return project
+
+
+def _leaf(layer: Any, name: str) -> mx.array:
+    for part in name.split("."):
+        layer = layer[part]
+    return layer
+
+
+def micro_batch_sums(
+    model: Model, params: Arrays, batch: Sequence[mx.array], *, smoothing: float, gradient: bool
+) -> tuple[mx.array, mx.array]:
+    """Loss and correct guesses of a micro-batch (tokens, positions, targets, weights) under given weights.
+
+    Binds the weights into the module. With `gradient` the head is made differentiable by its own rule.
+    """
+    tokens, positions, targets, weights = batch
+    module = model.bind(params)
+    if model.split is None:
+        logits = module(tokens)
+        return cross_entropy(logits.reshape(-1, logits.shape[-1])[positions], targets, weights, smoothing)
+    hidden = model.split.hidden(tokens)
+    hidden = hidden.reshape(-1, hidden.shape[-1])[positions]
+    chunk = chunk_rows(model.vocab_size, hidden.shape[0])
+    project = head_projection(model.split)
+    prefix = f"{model.split.prefix}."
+    head = {
+        name.removeprefix(prefix): _leaf(model.split.layer, name.removeprefix(prefix))
+        for name in params
+        if name.startswith(prefix)
+    }
+    if gradient:
+        return chunked_cross_entropy(project, hidden, head, targets, weights, chunk=chunk, smoothing=smoothing)
+    loss, correct = mx.zeros(()), mx.zeros(())
+    for start in range(0, hidden.shape[0], chunk):
+        part = slice(start, start + chunk)
+        piece = mx.depends(hidden[part], [loss, correct])
+        sums = cross_entropy(project(piece, head), targets[part], weights[part], smoothing)
+        loss, correct = loss + sums[0], correct + sums[1]
+    return loss, correct
