@@ -1,0 +1,143 @@
+"""Turns a parsed row into the text to tokenize and the spans of it that are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trainwire_engine.data.rows import Chat, RowError, Text, Tokens
+from trainwire_engine.data.turns import TurnFinder, TurnNotFound
+from trainwire_engine.messages import MessageForm
+from trainwire_engine.template import ChatTemplate, Message, Span, TemplateFailed
+from trainwire_engine.tokenizer import Tokenizer
+
+
+class RowDropped(Exception):
+    """A row that is well formed, but leaves nothing certain to train on; `reason` is a word for the report."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass
+class Rendered:
+    """Text with its trained spans in characters; `ends` adds the tokenizer's marks of a plain text."""
+
+    text: str
+    spans: list[Span]
+    ends: bool = False
+
+
+@dataclass
+class _Templated:
+    template: ChatTemplate
+    form: MessageForm
+    finder: TurnFinder
+
+
+@dataclass
+class Renderer:
+    """Renders rows under one tokenizer and one `train_on`; None stands for the default of each kind of row."""
+
+    tokenizer: Tokenizer
+    train_on: str | None
+    notices: set[str] = field(default_factory=set)
+    _templates: dict[int, _Templated] = field(default_factory=dict)
+
+    def __call__(self, example: Chat | Text | Tokens) -> Rendered | Tokens:
+        """Render one example. Raises RowError or RowDropped."""
+        if isinstance(example, Tokens):
+            return example
+        if isinstance(example, Text):
+            return self._text(example)
+        return self._chat(example)
+
+    def _text(self, example: Text) -> Rendered:
+        start = example.completion_at or 0
+        if self.train_on == "all":
+            start = 0
+        elif self.train_on is not None and example.completion_at is None:
+            raise RowError(
+                "text",
+                f"plain text has no turns, so train_on = {self.train_on} trains none of it",
+                "Set train_on = all.",
+            )
+        if not example.text[start:].strip():
+            raise RowDropped("empty")
+        return Rendered(example.text, [(start, len(example.text))], ends=True)
+
+    def _chat(self, chat: Chat) -> Rendered:
+        if not chat.messages:
+            raise RowDropped("empty")
+        try:
+            kit = self._kit(chat)
+            messages = kit.form(chat.messages)
+            if any(message.get("tool_calls") for message in messages) and not kit.form.writes_tool_calls:
+                raise RowDropped("tool_calls_not_in_template")
+            if chat.tools and not kit.form.writes_tools:
+                self.notices.add("tools_not_in_template")
+            return self._render(kit, messages, chat)
+        except TemplateFailed as error:
+            where = f" (line {error.line} of the template)" if error.line else ""
+            raise RowError("messages", f"the chat template refuses it: {error.message}{where}", _hint(error)) from None
+        except TurnNotFound:
+            raise RowDropped("turn_not_found") from None
+
+    def _kit(self, chat: Chat) -> _Templated:
+        template, form = self.tokenizer.template_for(chat.tools)
+        kit = self._templates.get(id(template))
+        if kit is None:
+            kit = _Templated(template, form, TurnFinder(template, self.tokenizer.marks))
+            self._templates[id(template)] = kit
+        return kit
+
+    def _render(self, kit: _Templated, messages: list[Message], chat: Chat) -> Rendered:
+        replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if self.train_on == "all":
+            text = kit.template.render(messages, chat.tools)
+            quiet = [i for i, train in enumerate(chat.train) if not train]
+            if any(i not in replies for i in quiet):
+                raise RowError("train", "with train_on = all, only assistant turns can be switched off")
+            found = kit.finder.find(text, messages, chat.tools, _with_content(messages, quiet)) if quiet else {}
+            return Rendered(text, _without(len(text), sorted(found.values())))
+        turns = [i for i in (replies[-1:] if self.train_on == "last" else replies) if chat.train[i]]
+        if not replies:
+            raise RowDropped("no_assistant_turn")
+        if kit.template.has_generation_marks:
+            text, blocks = kit.template.render_marked(messages, chat.tools)
+            if blocks:
+                return Rendered(text, _blocks_of(blocks, replies, turns))
+        else:
+            text = kit.template.render(messages, chat.tools)
+        turns = _with_content(messages, turns)
+        found = kit.finder.find(text, messages, chat.tools, turns) if turns else {}
+        return Rendered(text, sorted(found.values()))
+
+
+def _with_content(messages: Sequence[Message], turns: Sequence[int]) -> list[int]:
+    """Leave out turns without a word: they would teach only to end at once."""
+    return [i for i in turns if any(messages[i].get(k) for k in ("content", "reasoning_content", "tool_calls"))]
+
+
+def _blocks_of(blocks: list[Span], replies: list[int], turns: list[int]) -> list[Span]:
+    """Choose the generation blocks of the trained turns."""
+    if turns == replies:
+        return blocks
+    if len(blocks) != len(replies):
+        raise TurnNotFound("the template's generation blocks are not one for each assistant turn")
+    return [block for block, reply in zip(blocks, replies) if reply in turns]
+
+
+def _without(length: int, spans: Sequence[Span]) -> list[Span]:
+    kept, at = [], 0
+    for start, end in spans:
+        kept.append((at, start))
+        at = end
+    return [*kept, (at, length)]
+
+
+def _hint(error: TemplateFailed) -> str:
+    if "no chat template" in error.message:
+        return "Set chat_template to a template's text or file, or use rows of plain text."
+    return "Change the row, or set chat_template to a template that takes it."

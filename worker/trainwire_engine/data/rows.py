@@ -1,0 +1,307 @@
+"""What a row of a data file may look like, and what is wrong with one that does not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = Mapping[str, Any]
+Message = dict[str, Any]
+
+_SPEAKERS = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+    "function": "tool",
+    "function_response": "tool",
+    "function_call": "function_call",
+}
+
+
+class RowError(Exception):
+    """A row that cannot be used: the field, the reason, and what to do about it."""
+
+    def __init__(self, field: str, reason: str, hint: str | None = None) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+        self.hint = hint
+
+
+@dataclass
+class Chat:
+    """A conversation; `train` says for each message whether its row allows training on it."""
+
+    messages: list[Message]
+    tools: list[Any] | None = None
+    train: list[bool] = field(default_factory=list)
+
+
+@dataclass
+class Text:
+    """Plain text; a prompt and its completion are joined at the character `completion_at`."""
+
+    text: str
+    completion_at: int | None = None
+
+
+@dataclass
+class Tokens:
+    """Token ids made by somebody else; `labels` equals `ids` where a token is trained, and is -100 elsewhere."""
+
+    ids: list[int]
+    labels: list[int]
+
+
+Example = Chat | Text | Tokens
+
+
+def shape_of(row: Any) -> Shape:
+    """Tell a row's shape by its keys. Raises RowError if it has none of those known."""
+    if not isinstance(row, dict):
+        raise _no_object(row)
+    for shape in SHAPES:
+        if all(key in row for key in shape.keys):
+            return shape
+    keys = ", ".join(sorted(str(key) for key in row)[:8]) or "nothing"
+    known = "; ".join(" + ".join(shape.keys) for shape in SHAPES)
+    raise RowError("row", f"it has {keys}, and fits none of the known shapes", f"A row has one of: {known}.")
+
+
+def _messages(row: Row, templated: bool) -> Chat:
+    return _chat(row["messages"], "messages", row)
+
+
+def _conversations(row: Row, templated: bool) -> Chat:
+    turns = _typed(row["conversations"], list, "conversations")
+    if any(isinstance(turn, dict) and "from" not in turn and "role" in turn for turn in turns):
+        return _chat(turns, "conversations", row)
+    messages: list[Message] = []
+    for index, turn in enumerate(turns):
+        where = f"conversations[{index}]"
+        speaker = _text(_typed(turn, dict, where), "from", where)
+        role = _SPEAKERS.get(speaker)
+        if role is None:
+            raise RowError(f"{where}.from", f"{speaker!r} is no known speaker", f"Known: {', '.join(_SPEAKERS)}.")
+        value = _text(turn, "value", where)
+        kept = {key: turn[key] for key in ("train", "weight") if key in turn}
+        if role == "function_call":
+            messages.append({"role": "assistant", "tool_calls": _parsed_calls(value, f"{where}.value"), **kept})
+        else:
+            messages.append({"role": role, "content": value, **kept})
+    system = row.get("system")
+    if system and not (messages and messages[0]["role"] == "system"):
+        messages.insert(0, {"role": "system", "content": _text(row, "system", "")})
+    return _chat(messages, "conversations", row)
+
+
+def _parsed_calls(value: str, where: str) -> list[Any]:
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        raise RowError(where, "a function_call is a JSON text with name and arguments") from None
+    calls: list[Any] = parsed if isinstance(parsed, list) else [parsed]
+    return calls
+
+
+def _prompt_completion(row: Row, templated: bool) -> Example:
+    prompt, completion = row["prompt"], row["completion"]
+    if isinstance(prompt, list) or isinstance(completion, list):
+        before = _as_messages(prompt, "prompt", "user")
+        after = _as_messages(completion, "completion", "assistant")
+        chat = _chat(before + after, "messages", row)
+        chat.train[: len(before)] = [False] * len(before)
+        return chat
+    prompt, completion = _text(row, "prompt", ""), _text(row, "completion", "")
+    if not templated:
+        return Text(prompt + completion, len(prompt))
+    pair = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+    return _chat(pair, "messages", row)
+
+
+def _as_messages(value: Any, where: str, role: str) -> list[Any]:
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    messages: list[Any] = _typed(value, list, where)
+    return messages
+
+
+def _instruction(row: Row, templated: bool) -> Chat:
+    prompt, output = _text(row, "instruction", ""), _text(row, "output", "")
+    if row.get("input"):
+        prompt = f"{prompt}\n\n{_text(row, 'input', '')}" if prompt else _text(row, "input", "")
+    messages = [{"role": "system", "content": _text(row, "system", "")}] if row.get("system") else []
+    for index, pair in enumerate(_typed(row.get("history") or [], list, "history")):
+        where = f"history[{index}]"
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):
+            raise RowError(where, "an entry is a pair of texts: what was asked and what was answered")
+        messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
+    messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": output}]
+    return _chat(messages, "messages", row)
+
+
+def _input_ids(row: Row, templated: bool) -> Tokens:
+    ids = _integers(row["input_ids"], "input_ids")
+    labels = _integers(row["labels"], "labels")
+    if len(ids) != len(labels):
+        raise RowError("labels", f"it has {len(labels)} entries, input_ids has {len(ids)}")
+    if any(value == 0 for value in _integers(row.get("attention_mask") or [], "attention_mask")):
+        raise RowError("attention_mask", "it has zeros", "Leave padding out of the rows.")
+    for index, (token, label) in enumerate(zip(ids, labels)):
+        if label not in (-100, token):
+            raise RowError(
+                f"labels[{index}]",
+                f"it is {label}, but input_ids[{index}] is {token}",
+                "A label is the token at its own place, or -100 where the token is not trained.",
+            )
+        if token < 0:
+            raise RowError(f"input_ids[{index}]", f"{token} is no token id")
+    return Tokens(ids, labels)
+
+
+def _plain_text(row: Row, templated: bool) -> Text:
+    return Text(_text(row, "text", ""))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One way to write a row: the keys it is known by, and how it is read."""
+
+    keys: tuple[str, ...]
+    read: Callable[[Row, bool], Example]
+
+    def parse(self, row: Any, templated: bool) -> Example:
+        """Read a row of this shape. Raises RowError."""
+        if not isinstance(row, dict):
+            raise _no_object(row)
+        for key in self.keys:
+            if key not in row:
+                first = " + ".join(self.keys)
+                raise RowError(key, f"it is missing, while the file's first row has {first}", _ONE_SHAPE)
+        return self.read(row, templated)
+
+
+def _no_object(row: Any) -> RowError:
+    return RowError("row", f"it is {_kind(row)}, not an object", 'A row is an object such as {"messages": […]}.')
+
+
+_ONE_SHAPE = "All rows of one file have the same shape; other shapes go into other files."
+
+SHAPES = (
+    Shape(("messages",), _messages),
+    Shape(("conversations",), _conversations),
+    Shape(("prompt", "completion"), _prompt_completion),
+    Shape(("instruction", "output"), _instruction),
+    Shape(("input_ids", "labels"), _input_ids),
+    Shape(("text",), _plain_text),
+)
+"""The known shapes; a row that fits several is of the first of them."""
+
+
+def _chat(messages: Any, where: str, row: Row) -> Chat:
+    checked = _typed(messages, list, where)
+    train = [_check_message(message, f"{where}[{index}]") for index, message in enumerate(checked)]
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) if tools.strip() else None
+        except ValueError:
+            raise RowError("tools", "it is a text that is not JSON") from None
+    if tools is not None:
+        tools = _typed(tools, list, "tools")
+        for index, tool in enumerate(tools):
+            _typed(tool, dict, f"tools[{index}]")
+    return Chat(checked, tools or None, train)
+
+
+def _check_message(message: Any, where: str) -> bool:
+    role = _text(_typed(message, dict, where), "role", where)
+    content = message.get("content")
+    if isinstance(content, list):
+        for index, part in enumerate(content):
+            _check_part(part, f"{where}.content[{index}]")
+    elif content is not None and not isinstance(content, str):
+        raise RowError(f"{where}.content", f"it is {_kind(content)}, not text")
+    for index, call in enumerate(_typed(message.get("tool_calls") or [], list, f"{where}.tool_calls")):
+        _check_call(call, f"{where}.tool_calls[{index}]")
+    for key in ("reasoning_content", "thinking", "reasoning"):
+        if message.get(key) is not None:
+            _text(message, key, where)
+    train = message.get("train", True)
+    if not isinstance(train, bool):
+        raise RowError(f"{where}.train", f"it is {_kind(train)}, not true or false")
+    weight = message.get("weight", 1)
+    if weight not in (0, 1, None):
+        raise RowError(f"{where}.weight", f"it is {weight!r}; a turn is trained (1) or not (0)")
+    if role != "assistant" and message.get("train") is True:
+        raise RowError(f"{where}.train", f"a {role} turn is not trained by itself", "Use train_on = all for that.")
+    return train and weight != 0
+
+
+def _check_part(part: Any, where: str) -> None:
+    if isinstance(part, str):
+        return
+    kind = _text(_typed(part, dict, where), "type", where)
+    if kind != "text":
+        raise RowError(f"{where}.type", f"a part of type {kind!r} cannot be trained", "Only text parts are read.")
+    _text(part, "text", where)
+
+
+def _check_call(call: Any, where: str) -> None:
+    function = _typed(call, dict, where).get("function", call)
+    at = f"{where}.function" if "function" in call else where
+    _text(_typed(function, dict, at), "name", at)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else None
+        except ValueError:
+            hint = "Arguments are an object, or the JSON text of one."
+            raise RowError(f"{at}.arguments", "it is a text that is not JSON", hint) from None
+    if arguments is not None and not isinstance(arguments, dict):
+        raise RowError(f"{at}.arguments", f"it is {_kind(arguments)}, not an object")
+
+
+def _text(holder: Mapping[str, Any], key: str, where: str) -> str:
+    path = f"{where}.{key}" if where else key
+    if key not in holder:
+        raise RowError(path, "it is missing")
+    value = holder[key]
+    if not isinstance(value, str):
+        raise RowError(path, f"it is {_kind(value)}, not text")
+    return value
+
+
+def _integers(value: Any, where: str) -> list[int]:
+    for index, entry in enumerate(_typed(value, list, where)):
+        if type(entry) is not int:
+            raise RowError(f"{where}[{index}]", f"it is {_kind(entry)}, not an integer")
+    return value  # type: ignore[no-any-return]
+
+
+def _typed(value: Any, kind: type, where: str) -> Any:
+    if not isinstance(value, kind):
+        wanted = "a list" if kind is list else "an object"
+        raise RowError(where, f"it is {_kind(value)}, not {wanted}")
+    return value
+
+
+def _kind(value: Any) -> str:
+    names = {
+        str: "a text",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+    }
+    return "null" if value is None else names.get(type(value), type(value).__name__)
