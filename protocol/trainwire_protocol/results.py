@@ -1,0 +1,151 @@
+"""What the response to each command holds when the command took effect."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from .config import MAX_INT
+from .config_load import Issue
+from .events import Activity, CommandId, Count, Data, Outcome, Phase, Queue, Step
+
+
+class Estimate(msgspec.Struct, omit_defaults=True):
+    """What a run would take, from its data and two small trial updates."""
+
+    total_steps: Count
+    step_ms: float | None = None
+    total_time_secs: float | None = None
+    peak_bytes: Count | None = None
+
+
+class ValidateResult(msgspec.Struct, omit_defaults=True):
+    """Whether the config and its data can be trained, and what the run would take."""
+
+    valid: bool
+    issues: list[Issue]
+    config: Annotated[dict[str, Any], Meta(description="the resolved config")] | None = None
+    data: list[Data] | None = None
+    estimate: Estimate | None = None
+
+
+class StartResult(msgspec.Struct):
+    """The run has begun."""
+
+    run_id: str
+    run_dir: str
+    total_steps: Count
+    resumed_from: str | None
+
+
+class PauseResult(msgspec.Struct):
+    """Where the run stands still; `changed` is false if it already did."""
+
+    step: Count
+    changed: bool
+
+
+class ResumeResult(msgspec.Struct):
+    """Where the run goes on; `changed` is false if it already ran."""
+
+    step: Count
+    changed: bool
+
+
+class CheckpointResult(msgspec.Struct):
+    """The checkpoint of this step; `changed` is false if it was written before."""
+
+    path: str
+    step: Count
+    bytes: Count
+    changed: bool
+
+
+class StopResult(msgspec.Struct):
+    """How the run ended, and the checkpoint from which it can go on."""
+
+    outcome: Outcome
+    step: Count
+    checkpoint: str | None
+
+
+class SetResult(msgspec.Struct):
+    """The keys that have new values, those before, and the first update that uses the new ones."""
+
+    applied: dict[str, Any]
+    previous: dict[str, Any]
+    effective_step: Count
+
+
+class EvalResult(msgspec.Struct):
+    """The validation loss now."""
+
+    valid_loss: float | None
+    tokens: Annotated[int, Meta(ge=0, le=MAX_INT, description="trained tokens that were evaluated")]
+    ms: float
+
+
+class GenerateResult(msgspec.Struct):
+    """What the model answered."""
+
+    text: str
+    tokens: Count
+    ms: float
+
+
+class Memory(msgspec.Struct):
+    """Memory of the device as the newest update reported it."""
+
+    active_bytes: Count
+    cache_bytes: Count
+    peak_bytes: Count
+    as_of_step: Count
+
+
+class StatusResult(msgspec.Struct):
+    """One snapshot of the worker."""
+
+    phase: Phase
+    activity: Activity
+    step: Count
+    total_steps: Count
+    epoch: Count
+    run_id: str | None
+    run_dir: str | None
+    attempt: Count
+    metrics: Annotated[Step, Meta(description="the newest step event")] | None
+    valid_loss: float | None
+    checkpoint: Annotated[str, Meta(description="path of the newest checkpoint that a resume can use")] | None
+    memory: Memory | None
+    last_seq: Count
+    queue: Queue
+    open_ids: Annotated[list[CommandId | None], Meta(description="commands that are not answered yet")]
+
+
+class ReplayResult(msgspec.Struct):
+    """How many lines were sent again."""
+
+    count: Count
+
+
+class PingResult(msgspec.Struct):
+    """The worker's time."""
+
+    ts: Annotated[int, Meta(ge=0, le=MAX_INT, description="milliseconds since the epoch")]
+
+
+RESULTS: dict[str, type[msgspec.Struct]] = {
+    "validate": ValidateResult,
+    "start": StartResult,
+    "pause": PauseResult,
+    "resume": ResumeResult,
+    "checkpoint": CheckpointResult,
+    "stop": StopResult,
+    "set": SetResult,
+    "eval": EvalResult,
+    "generate": GenerateResult,
+    "status": StatusResult,
+    "replay": ReplayResult,
+    "ping": PingResult,
+}
+"""The result of each command, by the command's name."""
