@@ -26,7 +26,10 @@ class Order(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="order_t
 
 
 class Begin(Order, tag="begin"):
-    """Load, prepare and train. `resume_from` is a checkpoint folder that the worker has verified."""
+    """Load, prepare and train. `resume_from` is a checkpoint folder that the worker has verified.
+
+    With `hold_on_failed_save` a final save that fails pauses the run instead of ending it.
+    """
 
     config: dict[str, Any]
     run_id: str
@@ -35,6 +38,7 @@ class Begin(Order, tag="begin"):
     linger: bool = False
     offline: bool = False
     trust_remote_code: bool = False
+    hold_on_failed_save: bool = False
 
 
 class Check(Order, tag="check"):

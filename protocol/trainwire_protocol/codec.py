@@ -12,7 +12,7 @@ import orjson
 from .commands import COMMANDS, WORDS, ClientCommand, Generate
 from .config import MAX_INT
 from .errors import BadEncoding, BadLine, BadParams, CommandRefused, UnknownCommand, UnknownParam
-from .events import Line, Message
+from .events import Event, Line, Message, RunEvent
 
 PROTOCOL, MINOR = 1, 0
 MAX_LINE_OUT = 60_000
@@ -49,7 +49,7 @@ def _encode_slowly(message: Line, max_line: int) -> bytes:
     cleaned = {key: _clean(value, key, marks) for key, value in fields.items()}
     if marks:
         cleaned["non_finite"] = marks
-    line = _ascii(cleaned)
+    line = ascii_json(cleaned)
     for longest_text, longest_list in _CUTS:
         if len(line) < max_line:
             break
@@ -60,11 +60,12 @@ def _encode_slowly(message: Line, max_line: int) -> bytes:
             cut["truncated"] = truncated[:longest_list]
         if more:
             cut["more"] = dict(list(more.items())[:longest_list])
-        line = _ascii(cut)
+        line = ascii_json(cut)
     return line + b"\n"
 
 
-def _ascii(value: Any) -> bytes:
+def ascii_json(value: Any) -> bytes:
+    """Encode JSON as printable ASCII without a line end."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode("ascii").replace(b"\x7f", b"\\u007f")
 
 
@@ -123,6 +124,12 @@ def decode_message(line: bytes) -> Message | dict[str, Any]:
         raise
     except msgspec.DecodeError as error:
         raise ValueError(f"not a protocol line: {error}") from None
+
+
+def decode_stored(event: dict[str, Any]) -> Event:
+    """Rebuild a logged event, so that it can be sent again. Raises msgspec.ValidationError for an unknown type."""
+    stored: Event = msgspec.convert(event, RunEvent)
+    return stored
 
 
 class Refusal(Exception):

@@ -1,6 +1,6 @@
 """What a client says: the commands with their parameters, and the words that people type."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -116,14 +116,5 @@ WORDS: dict[str, str] = {
 }
 """The words that people type, each with the command it stands for."""
 
-ORDERS: tuple[Literal["pause", "resume", "checkpoint", "stop", "set", "eval", "generate", "start"], ...] = (
-    "pause",
-    "resume",
-    "checkpoint",
-    "stop",
-    "set",
-    "eval",
-    "generate",
-    "start",
-)
-"""The commands that change the run or make the engine work: each is recorded as a `command` event."""
+ORDERS: tuple[str, ...] = ("start", "pause", "resume", "checkpoint", "stop", "set")
+"""The commands that change the run: each is recorded as a `command` event once it is accepted."""

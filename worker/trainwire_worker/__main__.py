@@ -1,0 +1,64 @@
+"""The worker's way in and only way out: arguments, descriptors, a run, an exit code."""
+
+import os
+import sys
+
+
+def _secure_descriptors() -> tuple[int, int, int]:
+    """Move the wire away from descriptors 0 and 1, where nothing that prints or reads by accident finds it.
+
+    Descriptors that were closed at the start become the null device first, so that no file takes their number.
+    Returns the input, -1 for none; the output, -1 for none; and stderr.
+    """
+    closed = set()
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            closed.add(fd)
+            os.open(os.devnull, os.O_RDWR)
+    wire_in = os.dup(0)
+    wire_out = -1 if 1 in closed else os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return wire_in, wire_out, 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one worker; the exit status of the process."""
+    words = sys.argv[1:] if arguments is None else arguments
+    from .options import parse
+
+    options = parse(words, dict(os.environ))
+    stdin, stdout, stderr = _secure_descriptors()
+    from .wire import TextWriter
+    from .worker import Worker
+
+    code = Worker(options, stdin, stdout, TextWriter(stderr)).run()
+    if options.dialect == "mlx-tui" and code in (20, 21):
+        # That view restarts a worker that leaves with anything but 0.
+        return 0
+    return code
+
+
+def leave() -> None:
+    """Run the worker and leave the process at once: no thread or library can hold it up."""
+    try:
+        code = main()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 2
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        code = 1
+    try:
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    leave()

@@ -1,0 +1,280 @@
+"""Takes commands, says which fit the phase, and answers each of them exactly once."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from trainwire_protocol import commands as c
+from trainwire_protocol.channel import (
+    CheckpointOrder,
+    EvalOrder,
+    GenerateOrder,
+    Order,
+    PauseOrder,
+    ResumeOrder,
+    SetOrder,
+)
+from trainwire_protocol.codec import Refusal, decode_command, decode_stored
+from trainwire_protocol.config_load import check_settings
+from trainwire_protocol.errors import Busy, CommandRefused, NotFound, ShuttingDown, TrainwireError, WrongState
+from trainwire_protocol.events import EVENT_TYPES, Command, ErrorBody, Phase, Response, Source, type_name
+
+from .connection import Connection
+from .emitter import Emitter
+from .snapshot import Snapshot
+
+MAX_OPEN_COMMANDS = 256
+
+_BEFORE: frozenset[Phase] = frozenset({"loading", "preparing"})
+_TRAINING: frozenset[Phase] = frozenset({"running", "pausing", "paused"})
+ALLOWED: dict[str, frozenset[Phase]] = {
+    "validate": frozenset({"idle"}),
+    "start": frozenset({"idle"}),
+    "pause": _BEFORE | _TRAINING,
+    "resume": _TRAINING,
+    "checkpoint": _TRAINING,
+    "set": _TRAINING,
+    "eval": _TRAINING | {"lingering"},
+    "generate": _TRAINING | {"lingering"},
+}
+"""The phases in which a command is taken; those that are not listed are taken always."""
+
+
+@dataclass
+class Pending:
+    """A command that is not answered yet."""
+
+    id: int | str | None
+    cmd: str
+    connection: Connection | None
+    seq: int | None = None
+    changes: bool = True
+
+
+class Host(Protocol):
+    """What the desk asks of the worker."""
+
+    def start_run(self, command: c.Start, pending: Pending) -> None:
+        """Begin the run; `pending` is answered when it trains."""
+
+    def check_config(self, command: c.Validate, pending: Pending) -> None:
+        """Check a config and its data."""
+
+    def stop_run(self, pending: Pending, *, save: bool) -> None:
+        """End the run because a client asks."""
+
+    def give_order(self, order: Order) -> None:
+        """Hand an order to the engine."""
+
+    def enter(self, phase: Phase, message: str) -> None:
+        """Change the phase, and say so."""
+
+    def status_result(self) -> dict[str, Any]:
+        """Give the snapshot for `status`."""
+
+    def now_ms(self) -> int:
+        """Give the time."""
+
+
+class Desk:
+    """The open commands, by the number of the order that each became."""
+
+    def __init__(self, emitter: Emitter, snapshot: Snapshot, host: Host) -> None:
+        self._emitter = emitter
+        self._snapshot = snapshot
+        self._host = host
+        self._open: dict[int, Pending] = {}
+        self._next_order = 1
+        self._counted = False
+
+    @property
+    def open_ids(self) -> list[int | str | None]:
+        """Ids of the commands that wait for their effect."""
+        return [pending.id for pending in self._open.values()]
+
+    def file(self, pending: Pending) -> int:
+        """Keep a command open; the number of its order."""
+        number = self._next_order
+        self._next_order += 1
+        self._open[number] = pending
+        return number
+
+    def cause(self, order: int | None) -> Pending | None:
+        """Give the open command behind an order."""
+        return None if order is None else self._open.get(order)
+
+    def set_effect(self, order: int, seq: int | None) -> None:
+        """Name the event that carried an order's effect."""
+        if order in self._open:
+            self._open[order].seq = seq
+
+    def take(self, line: bytes | CommandRefused, connection: Connection) -> bool:
+        """Handle one control line; False for a blank one."""
+        try:
+            if isinstance(line, CommandRefused):
+                raise Refusal(line)
+            decoded = decode_command(line)
+            if decoded is None:
+                return False
+            command, is_word = decoded
+        except Refusal as refusal:
+            self._respond_error(refusal.error, Pending(refusal.id, refusal.cmd or "", connection))
+            return True
+        pending = Pending(command.id, str(command.__struct_config__.tag), connection)
+        try:
+            self._check_phase(pending.cmd)
+            self._dispatch(command, pending, "word" if is_word else connection.source)
+        except TrainwireError as error:
+            self._respond_error(error, pending)
+        return True
+
+    def _check_phase(self, cmd: str) -> None:
+        phase = self._snapshot.phase
+        allowed = ALLOWED.get(cmd)
+        if allowed is not None and phase not in allowed:
+            if phase in ("stopping", "ended"):
+                raise ShuttingDown(f"The run is ending and takes no {cmd} any more.", phase=phase)
+            raise WrongState(f"{cmd} is not taken in the phase {phase}.", phase=phase, allowed=sorted(allowed))
+        if cmd not in ("status", "ping", "stop") and len(self._open) >= MAX_OPEN_COMMANDS:
+            raise Busy(f"{MAX_OPEN_COMMANDS} commands are open; wait for their responses.", limit=MAX_OPEN_COMMANDS)
+
+    def _dispatch(self, command: c.ClientCommand, pending: Pending, source: Source) -> None:
+        if isinstance(command, c.Ping):
+            self.respond(pending, {"ts": self._host.now_ms()})
+        elif isinstance(command, c.GetStatus):
+            self.respond(pending, {**self._host.status_result(), "open_ids": self.open_ids})
+        elif isinstance(command, c.Replay):
+            self._replay(command, pending)
+        elif isinstance(command, c.Start):
+            self._host.start_run(command, pending)
+        elif isinstance(command, c.Validate):
+            self._host.check_config(command, pending)
+        elif isinstance(command, c.Stop):
+            if self._snapshot.phase != "stopping":
+                self._record(pending, {"save": command.save}, source)
+            self._host.stop_run(pending, save=command.save)
+        elif isinstance(command, c.Pause):
+            self._pause(pending, source)
+        elif isinstance(command, c.Resume):
+            self._resume(command, pending, source)
+        else:
+            self._order(command, pending, source)
+
+    def _pause(self, pending: Pending, source: Source) -> None:
+        pending.changes = self._snapshot.phase not in ("pausing", "paused")
+        if pending.changes:
+            self._record(pending, {}, source)
+            self._host.enter("pausing", "Pausing at the next update boundary.")
+        self._host.give_order(PauseOrder(order=self.file(pending)))
+
+    def _resume(self, command: c.Resume, pending: Pending, source: Source) -> None:
+        if self._snapshot.phase == "running" and command.steps is None and not self._counted:
+            self.respond(pending, {"step": self._snapshot.step, "changed": False})
+            return
+        self._record(pending, {} if command.steps is None else {"steps": command.steps}, source)
+        self._counted = command.steps is not None
+        self._host.give_order(ResumeOrder(order=self.file(pending), steps=command.steps))
+
+    def _order(self, command: c.ClientCommand, pending: Pending, source: Source) -> None:
+        if isinstance(command, c.Set):
+            values = check_settings(command.values)
+            self._record(pending, {"values": values}, source)
+            self._host.give_order(SetOrder(order=self.file(pending), values=values))
+        elif isinstance(command, c.SaveCheckpoint):
+            self._record(pending, {} if command.name is None else {"name": command.name}, source)
+            self._host.give_order(CheckpointOrder(order=self.file(pending), name=command.name))
+        elif isinstance(command, c.Eval):
+            self._host.give_order(EvalOrder(order=self.file(pending), max_batches=command.max_batches))
+        elif isinstance(command, c.Generate):
+            messages = None
+            if command.messages is not None:
+                messages = [{"role": m.role, "content": m.content} for m in command.messages]
+            self._host.give_order(
+                GenerateOrder(
+                    order=self.file(pending),
+                    messages=messages,
+                    prompt=command.prompt,
+                    max_tokens=command.max_tokens,
+                    temperature=command.temperature,
+                    seed=command.seed,
+                    adapter=command.adapter,
+                )
+            )
+
+    def _record(self, pending: Pending, parameters: dict[str, Any], source: Source) -> None:
+        """Write the `command` event of an accepted order."""
+        self.record(pending.cmd, parameters, source, pending.id)
+
+    def record(self, cmd: str, parameters: dict[str, Any], source: Source, id: int | str | None = None) -> None:
+        """Write a `command` event; an order before there is a run leaves no trace."""
+        if self._emitter.log is not None:
+            self._emitter.emit(Command(cmd=cmd, parameters=parameters, source=source, cause=id))
+
+    def paused(self) -> None:
+        """Take notice that a counted stretch is over."""
+        self._counted = False
+
+    def _replay(self, command: c.Replay, pending: Pending) -> None:
+        log = self._emitter.log
+        if log is None:
+            raise WrongState("There is no run whose lines could be sent again.", phase=self._snapshot.phase)
+        known = {type_name(kind) for kind in EVENT_TYPES}
+        unknown = [name for name in command.types or () if name not in known]
+        if unknown:
+            raise NotFound(f"There is no event type {unknown[0]!r}.", types=sorted(known))
+        if pending.connection is None:
+            return
+        self._emitter.commit()
+        to_seq = log.last_seq if command.to_seq is None else min(command.to_seq, log.last_seq)
+        types = None if command.types is None else frozenset(command.types)
+        pending.connection.replay(self._stored_lines(log.replay(command.from_seq, to_seq, types), pending))
+
+    def _stored_lines(self, events: Iterator[dict[str, Any]], pending: Pending) -> Iterator[bytes]:
+        count = 0
+        for stored in events:
+            try:
+                event = decode_stored(stored)
+            except msgspec.ValidationError:
+                # A later version's event: this one cannot mark it, so it leaves it out.
+                continue
+            count += 1
+            event.replay = True
+            event.cause = pending.id
+            yield self._emitter.encode(event)
+        yield self._emitter.encode(Response(id=pending.id, cmd=pending.cmd, ok=True, result={"count": count}))
+
+    def answer(self, order: int, result: dict[str, Any] | None, error: TrainwireError | None) -> None:
+        """Answer the command behind an order."""
+        pending = self._open.pop(order, None)
+        if pending is None:
+            return
+        if error is not None:
+            self._respond_error(error, pending)
+        else:
+            self.respond(pending, result or {})
+
+    def respond(self, pending: Pending, result: dict[str, Any]) -> None:
+        """Answer that a command has taken effect."""
+        self._say(pending, Response(id=pending.id, cmd=pending.cmd, ok=True, result=result, at_seq=pending.seq))
+
+    def _respond_error(self, error: TrainwireError, pending: Pending) -> None:
+        body = ErrorBody(code=error.code, message=error.message, details=error.details or None, hint=error.hint)
+        self._say(pending, Response(id=pending.id, cmd=pending.cmd or None, ok=False, error=body, at_seq=pending.seq))
+
+    def _say(self, pending: Pending, response: Response) -> None:
+        if pending.connection is not None and pending.connection in self._emitter.connections:
+            self._emitter.say(response, pending.connection)
+
+    def close(
+        self, ending: dict[str, Any], error: TrainwireError | None, *, keep: frozenset[str] = frozenset()
+    ) -> None:
+        """Answer everything that is open: `stop` with the ending, the rest with `error`, or that it is too late."""
+        for order, pending in list(self._open.items()):
+            if pending.cmd in keep:
+                continue
+            if pending.cmd == "stop" and ending:
+                self.answer(order, ending, None)
+            else:
+                self.answer(order, None, error or ShuttingDown("The run ended before the command took effect."))

@@ -1,0 +1,145 @@
+"""The worker's arguments: what a front end decides before the run, one list for `run` and `serve`."""
+
+import argparse
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from trainwire_protocol.codec import MAX_LINE_OUT, MIN_LINE_OUT
+from trainwire_protocol.errors import ConfigInvalid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The parsed arguments. Times are in seconds."""
+
+    mode: str
+    config: Path | None = None
+    assignments: list[str] = field(default_factory=list)
+    overwrite: bool = False
+    resume: str | None = None
+    linger: bool = False
+    on_eof: str | None = None
+    on_detach: str = "stop"
+    parent_pid: int | None = None
+    root: Path | None = None
+    offline: bool = False
+    trust_remote_code: bool = False
+    engine: str = "mlx"
+    script: Path | None = None
+    restarts: int = 0
+    heartbeat: float = 5.0
+    max_line: int = MAX_LINE_OUT
+    backpressure: str = "drop"
+    dialect: str = "native"
+    progress: str = "auto"
+    clock: str = "real"
+    signal_grace: float = 1.0
+    stop_grace: float = 2.0
+    exit_grace: float = 10.0
+    flush_grace: float = 2.0
+    lock_wait: float = 30.0
+    parent_poll: float = 0.5
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1e9:
+        raise ValueError(text)
+    return value
+
+
+def _line_bytes(text: str) -> int:
+    value = int(text)
+    if not MIN_LINE_OUT <= value <= 1 << 24:
+        raise argparse.ArgumentTypeError(f"must be between {MIN_LINE_OUT} and {1 << 24}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Make the parser of `trainwire run` and `trainwire serve`."""
+    parser = argparse.ArgumentParser(
+        prog="trainwire",
+        description="Fine-tune a language model. Events are JSON lines on stdout, commands are lines on stdin.",
+        allow_abbrev=False,
+    )
+    modes = parser.add_subparsers(dest="mode", required=True, metavar="run|serve")
+    run = modes.add_parser("run", help="start at once with a config file", allow_abbrev=False)
+    serve = modes.add_parser("serve", help="wait for a start command", allow_abbrev=False)
+    run.add_argument("config", type=Path, help="TOML file (or the config.json of a run folder)")
+    run.add_argument("assignments", nargs="*", metavar="key=value", help="keys that win over the file")
+    run.add_argument("--overwrite", action="store_true", help="with resume=never: remove the run that the folder holds")
+    run.add_argument("--resume", nargs="?", const="auto", help="auto, never, latest or a checkpoint folder")
+    run.add_argument("--linger", action="store_true", help="keep the model after the end for eval and generate")
+    for sub in (run, serve):
+        _add_common(sub)
+    return parser
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--on-eof", choices=("stop", "continue"), help="at the end of stdin (run: continue; serve: detach)")
+    add("--on-detach", choices=("stop", "continue"), default="stop", help="when the front end is gone")
+    add("--parent-pid", type=int, metavar="PID", help="detach when this process is gone (serve: the parent)")
+    add("--root", type=Path, metavar="DIR", help="paths that come over stdin must stay below this folder")
+    add("--offline", action="store_true", help="download nothing from the Hub")
+    add("--trust-remote-code", action="store_true", help="let a model folder bring its own code")
+    add("--engine", choices=("mlx", "fake"), default="mlx", help="fake acts out a script, without MLX")
+    add("--script", type=Path, metavar="FILE", help="script of the fake engine")
+    add("--restarts", type=_count, default=0, metavar="N", help="restart a dead engine from its checkpoint N times")
+    add("--heartbeat", type=_seconds, default=5.0, metavar="S", help="seconds of silence before a heartbeat; 0: none")
+    add("--max-line", type=_line_bytes, default=MAX_LINE_OUT, metavar="BYTES", help="longest printed line")
+    add("--backpressure", choices=("drop", "block"), default="drop", help="block: wait for the reader of stdout")
+    add("--dialect", choices=("native", "mlx-tui"), help="what the lines look like")
+    add("--progress", choices=("auto", "on", "off"), default="auto", help="progress on stderr; auto: on a terminal")
+    add("--clock", choices=("real", "scripted"), default="real", help="scripted: the same times in each run")
+    add("--signal-grace", type=_seconds, default=1.0, metavar="S", help="a second signal within it is ignored")
+    add("--stop-grace", type=_seconds, default=2.0, metavar="S", help="to stop before the first update")
+    add("--exit-grace", type=_seconds, default=10.0, metavar="S", help="for the engine to leave after its last report")
+    add("--flush-grace", type=_seconds, default=2.0, metavar="S", help="for the reader to take the last lines")
+    add("--lock-wait", type=_seconds, default=30.0, metavar="S", help="for an orphaned engine that still saves")
+    add("--parent-poll", type=_seconds, default=0.5, metavar="S", help="between looks at the parent process")
+
+
+def parse(arguments: list[str], environment: dict[str, str]) -> Options:
+    """Parse the arguments; leaves the process with status 2 and a sentence on stderr if they are wrong."""
+    parser = build_parser()
+    known, rest = parser.parse_known_args(arguments)
+    values = vars(known)
+
+    def refuse(message: str) -> NoReturn:
+        parser.error(message)
+
+    # argparse takes the assignments before the first option only; people write them behind options too.
+    late = [word for word in rest if "=" in word and not word.startswith("-")]
+    if rest != late or (late and values["mode"] != "run"):
+        refuse(f"unrecognized arguments: {' '.join(rest)}")
+    values.setdefault("assignments", []).extend(late)
+    if values["dialect"] is None:
+        values["dialect"] = "mlx-tui" if environment.get("MLX_TUI_MODE") == "1" else "native"
+    if values["script"] is not None and values["engine"] != "fake":
+        refuse("--script needs --engine fake")
+    if values["script"] is not None and not values["script"].is_file():
+        refuse(f"--script: there is no file {values['script']}")
+    for key in ("script", "root"):
+        if values[key] is not None:
+            values[key] = values[key].absolute()
+    return Options(**values)
+
+
+def check_paths(paths: list[str], root: Path | None) -> None:
+    """Refuse paths from stdin that are `-`, hold a NUL, or leave `root` once links are resolved."""
+    from trainwire_protocol.errors import ForbiddenPath
+
+    for text in paths:
+        if text == "-" or "\0" in text or not text:
+            raise ConfigInvalid(f"{text!r} is no path.")
+        if root is not None and not Path(text).resolve().is_relative_to(root.resolve()):
+            raise ForbiddenPath(f"{text} is outside {root}.", path=text, root=str(root))

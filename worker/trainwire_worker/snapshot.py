@@ -1,0 +1,89 @@
+"""What the run looks like now: kept from the events themselves, for `status`, the heartbeat and the end."""
+
+from typing import Any
+
+import msgspec
+
+from trainwire_protocol.events import (
+    Activity,
+    Attempt,
+    Checkpoint,
+    EpochStart,
+    EvalEnd,
+    Event,
+    Init,
+    Phase,
+    Step,
+)
+
+
+class Snapshot:
+    """The state of a run as its events tell it."""
+
+    def __init__(self) -> None:
+        self.phase: Phase = "idle"
+        self.activity: Activity = "none"
+        self.step = 0
+        self.total_steps = 0
+        self.epoch = 0
+        self.run_id: str | None = None
+        self.run_dir: str | None = None
+        self.attempt = 0
+        self.attempt_started = False
+        """True once an update of this attempt was reported."""
+        self.checkpoint: Checkpoint | None = None
+        self.resumed_from: str | None = None
+        self.metrics: Step | None = None
+        self.valid_loss: float | None = None
+
+    def observe(self, event: Event) -> None:
+        """Take notice of an event."""
+        if type(event) is Step:
+            self.step = event.step
+            self.metrics = event
+            self.attempt_started = True
+        elif isinstance(event, Checkpoint):
+            if event.kind != "best":
+                self.checkpoint = event
+        elif isinstance(event, Init):
+            self.total_steps = event.total_steps
+            self.step = event.start_step
+        elif isinstance(event, EpochStart):
+            self.epoch = event.epoch
+        elif isinstance(event, EvalEnd):
+            self.valid_loss = event.valid_loss
+        elif isinstance(event, Attempt):
+            self.run_id, self.attempt = event.run_id, event.attempt
+            self.attempt_started = False
+            self.resumed_from = event.resumed_from
+            self.step = event.resumed_from_step or 0
+
+    @property
+    def last_checkpoint(self) -> str | None:
+        """Path of the newest checkpoint that a resume can use."""
+        return self.checkpoint.path if self.checkpoint else self.resumed_from
+
+    def as_result(self) -> dict[str, Any]:
+        """Give the snapshot as the result of `status`."""
+        metrics = self.metrics
+        return {
+            "phase": self.phase,
+            "activity": self.activity,
+            "step": self.step,
+            "total_steps": self.total_steps,
+            "epoch": self.epoch,
+            "run_id": self.run_id,
+            "run_dir": self.run_dir,
+            "attempt": self.attempt,
+            "metrics": msgspec.to_builtins(metrics) if metrics else None,
+            "valid_loss": self.valid_loss,
+            "checkpoint": self.last_checkpoint,
+            "memory": {
+                "active_bytes": metrics.active_bytes,
+                "cache_bytes": metrics.cache_bytes,
+                "peak_bytes": metrics.peak_bytes,
+                "as_of_step": metrics.step,
+            }
+            if metrics
+            else None,
+        }

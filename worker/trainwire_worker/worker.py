@@ -1,0 +1,292 @@
+"""The worker's loop: descriptors, signals and timers in one thread, and the policies about who is there."""
+
+import select
+import signal
+import time
+from collections.abc import Callable
+
+from trainwire_protocol.codec import MAX_LINE_IN, MINOR, PROTOCOL
+from trainwire_protocol.events import (
+    ErrorBody,
+    Event,
+    Heartbeat,
+    Hello,
+    Limits,
+    Log,
+    Queue,
+    Response,
+    WorkerInfo,
+)
+from trainwire_protocol.version import VERSION
+
+from .connection import Connection, ControlSocket
+from .desk import MAX_OPEN_COMMANDS
+from .dialect import translator
+from .emitter import Clock, Emitter
+from .options import Options
+from .run import Ending, Run
+from .signals import ENDING, ParentWatch, Signals
+from .snapshot import Snapshot
+from .terminal import Terminal
+from .timers import Mailbox, Timers
+from .wire import MAX_BACKLOG, MAX_RESPONSE_BACKLOG, TextWriter
+
+FEATURES = ["control_socket", "counted_resume", "eval", "generate", "linger", "replay", "restarts", "validate"]
+
+
+class Worker:
+    """One worker process: it never blocks, whatever its readers, its engine or its parent do."""
+
+    def __init__(self, options: Options, stdin: int, stdout: int, stderr: TextWriter) -> None:
+        self._options = options
+        self._started = time.monotonic()
+        self._clock = Clock(options.clock)
+        self._snapshot = Snapshot()
+        self._terminal = Terminal(stderr, options.progress)
+        self._emitter = Emitter(self._clock, options.max_line, self._observe, stderr)
+        self._timers = Timers()
+        self._mailbox = Mailbox()
+        self._signals = Signals()
+        self._parent = ParentWatch(options.parent_pid)
+        self._run = Run(options, self._emitter, self._snapshot, self._clock, self._timers, self._mailbox)
+        translate = translator(options.dialect)
+        self._front = Connection(stdin, stdout, self._emitter.encode, source="stdin", translate=translate)
+        self._emitter.connections.append(self._front)
+        self._controller: Connection | None = None
+        self._control: ControlSocket | None = None
+        self._detached = False
+        self._first_signal: float | None = None
+        self._last_line = self._started
+        self._heartbeat_on = options.mode == "serve"
+
+    def run(self) -> int:
+        """Serve until the last line; the exit code."""
+        self._say_hello(None)
+        if self._options.mode == "run":
+            self._run.start_from_arguments()
+        if self._options.mode == "serve" or self._options.parent_pid is not None:
+            self._watch_parent()
+        if self._options.heartbeat:
+            self._beat()
+        if not self._front.input_open:
+            self._on_end_of_input()
+        try:
+            while self._run.ended is None:
+                self._turn()
+        except Exception as error:
+            self._run.crash(error)
+        self._emitter.commit()
+        self._drain(self._options.flush_grace)
+        self._terminal.close()
+        self._run.close()
+        if self._control is not None:
+            self._control.close()
+        ended = self._run.ended
+        return ended.exit_code if ended is not None else 1
+
+    def _turn(self) -> None:
+        """Say what is to be said, wait for something to happen, handle it."""
+        if self._emitter.commit():
+            self._last_line = time.monotonic()
+        if self._options.backpressure == "block":
+            self._drain(None)
+        self._look_after_connections()
+        if self._run.ended is not None:
+            return
+        reading, writing = self._descriptors()
+        ready, writable, _ = select.select(reading, writing, [], self._timers.seconds_left())
+        for fd in writable:
+            writing[fd]()
+        for fd in ready:
+            reading[fd]()
+        self._timers.run_due()
+        self._run.check_engine()
+
+    def _descriptors(self) -> tuple[dict[int, Callable[[], None]], dict[int, Callable[[], None]]]:
+        """Give what can be read and written now, each with what is done then."""
+        reading: dict[int, Callable[[], None]] = {
+            self._signals.fileno(): self._on_signals,
+            self._mailbox.fileno(): self._mailbox.run,
+        }
+        writing: dict[int, Callable[[], None]] = {}
+        for connection in self._emitter.connections:
+            if connection.wants_input:
+                reading[connection.read_fd] = self._on_front if connection is self._front else self._on_controller
+            if connection.outbox is not None and connection.outbox.waiting:
+                writing[connection.outbox.writer.fd] = connection.outbox.flush
+        if self._control is not None:
+            reading[self._control.fileno()] = self._on_knock
+        engine = self._run.engine
+        if engine is not None:
+            if engine.output >= 0:
+                reading[engine.output] = self._run.on_output
+            if not engine.closed:
+                reading[engine.channel.fileno()] = self._run.on_reports
+                if engine.has_unsent:
+                    writing[engine.channel.fileno()] = engine.flush
+        return reading, writing
+
+    def _drain(self, seconds: float | None) -> None:
+        """Wait until the readers have taken everything, at most so many seconds."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while True:
+            waiting = [x.outbox for x in self._emitter.connections if x.outbox is not None and x.outbox.waiting]
+            left = None if deadline is None else deadline - time.monotonic()
+            if not waiting or (left is not None and left <= 0):
+                return
+            select.select([], [outbox.writer.fd for outbox in waiting], [], left)
+            for outbox in waiting:
+                outbox.flush()
+
+    # What is said
+
+    def _observe(self, event: Event) -> None:
+        self._snapshot.observe(event)
+        self._terminal.show(event)
+        if self._control is None and self._emitter.log is not None:
+            self._open_control()
+
+    def _say_hello(self, connection: Connection | None) -> None:
+        hello = Hello(
+            protocol=PROTOCOL,
+            minor=MINOR,
+            worker=WorkerInfo(name="trainwire", version=VERSION),
+            pid=self._clock.pid(),
+            dialect=self._options.dialect,
+            features=FEATURES,
+            limits=Limits(
+                max_line_in=MAX_LINE_IN,
+                max_line_out=self._options.max_line,
+                max_open_commands=MAX_OPEN_COMMANDS,
+                max_response_backlog=MAX_RESPONSE_BACKLOG,
+                max_backlog=MAX_BACKLOG,
+            ),
+        )
+        self._emitter.say(hello, connection)
+        self._emitter.commit()
+
+    def _beat(self) -> None:
+        """Give a sign of life if nothing was said for the interval."""
+        interval = self._options.heartbeat
+        silent = time.monotonic() - self._last_line
+        if silent >= interval:
+            silent = 0.0
+            if self._heartbeat_on:
+                lines, size = self._emitter.queue()
+                self._emitter.say(
+                    Heartbeat(
+                        ts=self._clock.now_ms(),
+                        phase=self._snapshot.phase,
+                        activity=self._snapshot.activity,
+                        step=self._snapshot.step,
+                        last_seq=self._emitter.log.last_seq if self._emitter.log else 0,
+                        up_ms=int((time.monotonic() - self._started) * 1000),
+                        loop_age_ms=self._run.loop_age_ms(),
+                        queue=Queue(lines=lines, bytes=size),
+                    )
+                )
+        self._timers.after(interval - silent, self._beat)
+
+    # Who gives orders
+
+    def _on_front(self) -> None:
+        self._take_lines(self._front)
+        if not self._front.input_open:
+            self._on_end_of_input()
+
+    def _on_controller(self) -> None:
+        if self._controller is not None:
+            self._take_lines(self._controller)
+
+    def _take_lines(self, connection: Connection) -> None:
+        for line in connection.receive():
+            if self._run.desk.take(line, connection):
+                self._heartbeat_on = True
+            if self._run.ended is not None:
+                return
+
+    def _open_control(self) -> None:
+        try:
+            self._control = ControlSocket()
+        except OSError as error:
+            self._emitter.terminal.write(f"trainwire: no control socket: {error.strerror}\n")
+            return
+        self._run.control_path = str(self._control.path)
+        self._run.describe_lock()
+
+    def _on_knock(self) -> None:
+        """Let a controller in, or tell it that another one steers."""
+        assert self._control is not None
+        accepted = self._control.accept()
+        if accepted is None:
+            return
+        accepted.setblocking(False)
+        fd = accepted.detach()
+        newcomer = Connection(fd, fd, self._emitter.encode, source="socket")
+        if self._controller is not None:
+            body = ErrorBody(code="busy", message="Another controller steers the run.")
+            refusal = Response(id=None, cmd=None, ok=False, error=body)
+            newcomer.send(self._emitter.encode(refusal), refusal)
+            assert newcomer.outbox is not None
+            newcomer.outbox.flush()
+            newcomer.close()
+            return
+        self._emitter.commit()
+        self._controller = newcomer
+        self._emitter.connections.append(newcomer)
+        self._say_hello(newcomer)
+
+    # Who goes away
+
+    def _look_after_connections(self) -> None:
+        if self._front.output_gone:
+            self._detach("nobody reads stdout any more")
+        controller = self._controller
+        if controller is not None and (controller.output_gone or not controller.input_open):
+            self._emitter.connections.remove(controller)
+            controller.close()
+            self._controller = None
+
+    def _on_end_of_input(self) -> None:
+        policy = self._options.on_eof
+        if self._snapshot.phase == "lingering" and policy != "continue":
+            self._run.stop_because(Ending("completed", "end of input", 0), "detach", {"reason": "end of input"})
+        elif policy == "stop":
+            self._run.stop_because(Ending("interrupted", "end of input", 20), "detach", {"reason": "end of input"})
+        elif policy is None and self._options.mode == "serve":
+            self._detach("end of input")
+
+    def _on_signals(self) -> None:
+        for number in self._signals.received():
+            if number not in ENDING:
+                continue
+            now, name = time.monotonic(), signal.Signals(number).name
+            if self._first_signal is None:
+                self._first_signal = now
+                self._run.stop_because(Ending("interrupted", f"signal {name}", 21), "signal", {"signal": name})
+            elif now - self._first_signal >= self._options.signal_grace:
+                self._run.leave_now(Ending("interrupted", f"second signal: {name}", 128 + number))
+            else:
+                # Terminals and launchers deliver one Ctrl-C twice: only a later one is a second one.
+                self._first_signal = now
+
+    def _watch_parent(self) -> None:
+        if self._parent.gone():
+            self._detach("the parent process is gone")
+        else:
+            self._timers.after(self._options.parent_poll, self._watch_parent)
+
+    def _detach(self, reason: str) -> None:
+        """React to a front end that is gone, by the policy."""
+        if self._detached or self._run.ended is not None:
+            return
+        if not self._run.active:
+            if not self._run.checking:
+                self._run.end_idle(reason)
+            return
+        self._detached = True
+        if self._options.on_detach == "continue":
+            message = f"The run goes on without a front end: {reason}."
+            self._emitter.emit(Log(level="warn", code="uncontrolled", message=message))
+        else:
+            self._run.stop_because(Ending("interrupted", reason, 20), "detach", {"reason": reason})
