@@ -153,7 +153,7 @@ def _cross_check(values: Mapping[str, Any]) -> list[Issue]:
     issues = []
     if values.get("method") == "full":
         for key in ("lora_rank", "lora_alpha", "lora_dropout", "lora_layers", "lora_keys"):
-            if key in values and values[key] is not None:
+            if key in values and values[key] != FIELDS[key].default:
                 issues.append(
                     Issue(
                         key,
@@ -200,10 +200,11 @@ def check_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def _absolute(text: str, base: Path) -> str:
+def _absolute(text: str, base: Path, *, hub: bool = False) -> str:
+    """Make a path absolute; with `hub`, a text that looks like a Hub id and is no path here stays as it is."""
     path = Path(text).expanduser()
     joined = path if path.is_absolute() else base / path
-    if not path.is_absolute() and not joined.exists() and _HUB_ID.fullmatch(text):
+    if hub and not path.is_absolute() and not joined.exists() and _HUB_ID.fullmatch(text):
         return text
     return str(Path(*joined.parts) if ".." not in joined.parts else joined.resolve())
 
@@ -225,13 +226,13 @@ def build_config(values: Mapping[str, Any], base: Path, *, run_name: str = "run"
         converted["run_dir"] = str(base / "runs" / name)
     for key in _PATH_KEYS:
         if converted.get(key):
-            converted[key] = _absolute(converted[key], base)
+            converted[key] = _absolute(converted[key], base, hub=key == "model")
     for key in ("data", "valid_data"):
         value = converted.get(key)
         if isinstance(value, str):
-            converted[key] = _absolute(value, base)
+            converted[key] = _absolute(value, base, hub=True)
         elif value is not None:
-            converted[key] = [_absolute(v, base) for v in value]
+            converted[key] = [_absolute(v, base, hub=True) for v in value]
     if isinstance(converted.get("prompts"), str):
         converted["prompts"] = _absolute(converted["prompts"], base)
     if converted.get("resume", "auto") not in ("auto", "never", "latest"):

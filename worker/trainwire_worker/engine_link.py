@@ -71,8 +71,6 @@ class EngineLink:
         self.output = output
         self.closed = False
         """True once the engine's end of the channel is closed."""
-        self.dying = False
-        """True once its channel is closed and it is only waited for."""
         self.received = 0
         """Bytes of reports so far."""
         self.tail = b""

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,6 @@ from trainwire_protocol.channel import (
     AnyReport,
     Begin,
     Check,
-    Failed,
-    Finished,
     Order,
     PauseOrder,
     Report,
@@ -50,7 +47,8 @@ from trainwire_protocol.version import VERSION
 
 from .desk import Desk, Pending
 from .emitter import Clock, Emitter
-from .engine_link import EngineLink, check_engine_installed, engine_command
+from .engine_link import check_engine_installed, engine_command
+from .engine_session import Departure, EngineSession
 from .options import Options
 from .prepare import Prepared, Request, prepare, request_from_arguments, request_from_command
 from .snapshot import Snapshot
@@ -76,6 +74,15 @@ class Ending:
     error: TrainwireError | None = None
 
 
+def _failure(error: TrainwireError) -> Ending:
+    return Ending("failed", error.code, error.exit_code or 1, error)
+
+
+def _invalid(code: str, message: str) -> dict[str, Any]:
+    """Make the result of `validate` for data or a model that cannot be used."""
+    return {"valid": False, "issues": [{"path": "", "code": code, "message": message}]}
+
+
 class Run:
     """At most one run: from its config to its end."""
 
@@ -95,15 +102,13 @@ class Run:
         self._timers = timers
         self._mailbox = mailbox
         self.desk = Desk(emitter, snapshot, self)
-        self.engine: EngineLink | None = None
+        self.engine: EngineSession | None = None
         self.prepared: Prepared | None = None
         self.ended: Ending | None = None
         """Set when the last line is said."""
         self.control_path: str | None = None
         self._request: Request | None = None
         self._ending: Ending | None = None
-        self._finished: Finished | None = None
-        self._failed: Failed | None = None
         self._start: Pending | None = None
         self._begin_order = 0
         self._checking: int | None = None
@@ -111,7 +116,6 @@ class Run:
         self._killed = False
         self._restarts = 0
         self._attempt = 0
-        self.last_report = time.monotonic()
 
     @property
     def active(self) -> bool:
@@ -130,7 +134,7 @@ class Run:
         try:
             self._begin(request_from_arguments(self._options))
         except TrainwireError as error:
-            self._conclude(Ending("failed", error.code, error.exit_code or 1, error))
+            self._conclude(_failure(error))
 
     def start_run(self, command: c.Start, pending: Pending) -> None:
         """Begin the run of a `start` command; it is answered when `init` is out."""
@@ -145,7 +149,7 @@ class Run:
             )
         except TrainwireError as error:
             self.desk.file(pending)
-            self._conclude(Ending("failed", error.code, error.exit_code or 1, error))
+            self._conclude(_failure(error))
             return
         self._begin(request)
 
@@ -170,7 +174,7 @@ class Run:
         if self._ending is not None:
             self._conclude(self._ending)
         elif isinstance(result, TrainwireError):
-            self._conclude(Ending("failed", result.code, result.exit_code or 1, result))
+            self._conclude(_failure(result))
         elif isinstance(result, BaseException):
             raise result
         else:
@@ -216,11 +220,10 @@ class Run:
     def _start_engine(self, resume_from: CheckpointInfo | None) -> None:
         assert self.prepared is not None
         try:
-            self.engine = EngineLink(engine_command(self._options.engine, self._options.script), self.prepared.lock.fd)
+            self.engine = self._new_engine(self.prepared.lock.fd)
         except TrainwireError as error:
-            self._conclude(Ending("failed", error.code, error.exit_code or 1, error))
+            self._conclude(_failure(error))
             return
-        self.last_report = time.monotonic()
         self.enter("loading", self.prepared.request.config.model)
         self.engine.send(
             Begin(
@@ -239,6 +242,13 @@ class Run:
         for order in early:
             self.engine.send(order)
 
+    def _new_engine(self, lock_fd: int) -> EngineSession:
+        options = self._options
+        command = engine_command(options.engine, options.script)
+        return EngineSession(
+            command, lock_fd, self._timers, self._emitter.terminal, self._on_report, options.exit_grace
+        )
+
     def check_config(self, command: c.Validate, pending: Pending) -> None:
         """Answer `validate`: at once if the config is wrong, else when an engine has looked at the data."""
         try:
@@ -248,7 +258,7 @@ class Run:
         except ConfigInvalid as error:
             self.desk.respond(pending, {"valid": False, "issues": error.details.get("issues", [])})
             return
-        self.engine = EngineLink(engine_command(self._options.engine, self._options.script), -1)
+        self.engine = self._new_engine(-1)
         self._checking = self.desk.file(pending)
         self.engine.send(
             Check(
@@ -300,7 +310,7 @@ class Run:
 
     def _stop_before_first_update(self) -> None:
         """Nothing is lost by ending an engine that has not trained yet and is too busy to listen."""
-        if self.engine is not None and not self._snapshot.attempt_started and self._finished is None:
+        if self.engine is not None and not self._snapshot.attempt_started and self.engine.finished is None:
             self._killed = True
             self.kill_engine()
 
@@ -316,17 +326,13 @@ class Run:
 
     # Reports
 
-    def on_reports(self) -> None:
-        """Handle what the engine has reported."""
-        assert self.engine is not None
-        self.last_report = time.monotonic()
-        for report in self.engine.receive():
-            if type(report) is Step:
-                self._emitter.emit(report)
-            elif isinstance(report, Report):
-                self._on_private(report)
-            else:
-                self._on_event(report)
+    def _on_report(self, report: AnyReport) -> None:
+        if type(report) is Step:
+            self._emitter.emit(report)
+        elif isinstance(report, Report):
+            self._on_private(report)
+        else:
+            self._on_event(report)
 
     def _on_event(self, event: AnyReport) -> None:
         assert isinstance(event, Event)
@@ -364,19 +370,13 @@ class Run:
             if report.code is not None:
                 error = from_code(report.code, report.message or "", hint=report.hint, **(report.details or {}))
             if report.order == self._checking and error is not None:
-                result = {"valid": False, "issues": [{"path": "", "code": error.code, "message": error.message}]}
-                self.desk.answer(report.order, result, None)
+                self.desk.answer(report.order, _invalid(error.code, error.message), None)
             elif report.order:
                 self.desk.answer(report.order, report.result, error)
         elif isinstance(report, Alive):
             self._on_alive(report)
         elif isinstance(report, StepHistory):
             self._complete_log(report)
-        elif isinstance(report, Failed):
-            self._failed = report
-        elif isinstance(report, Finished):
-            self._finished = report
-            self._timers.after(self._options.exit_grace, self.kill_engine)
 
     def _on_alive(self, report: Alive) -> None:
         if report.activity == self._snapshot.activity:
@@ -408,96 +408,48 @@ class Run:
 
     def check_engine(self) -> None:
         """Notice an engine that has left, and decide what follows."""
-        engine = self.engine
-        if engine is None or engine.exit_status() is None:
-            if engine is not None and engine.closed and not engine.dying:
-                engine.dying = True
-                self._timers.after(self._options.exit_grace, self.kill_engine)
+        departure = self.engine.departure() if self.engine is not None else None
+        if departure is None:
             return
-        while not engine.closed:
-            before = engine.received
-            self.on_reports()
-            if engine.received == before:
-                break
-        self.on_output()
-        status = engine.exit_status() or 0
-        engine.close()
         self.engine = None
         if self._checking is not None:
-            self._check_is_over(status, engine)
-        else:
-            self._engine_is_gone(status, engine)
+            self._check_is_over(departure)
+        elif self.ended is None:
+            self._engine_left(departure)
 
-    def on_output(self) -> None:
-        """Pass on what the engine printed."""
-        assert self.engine is not None
-        while self.engine.output >= 0 and (data := self.engine.read_output()) is not None:
-            if not data:
-                self.engine.close_output()
-                return
-            self._emitter.terminal.write_bytes(data)
-
-    def _check_is_over(self, status: int, engine: EngineLink) -> None:
+    def _check_is_over(self, departure: Departure) -> None:
         order, self._checking = self._checking, None
-        if self._failed is not None and order is not None:
-            failed, self._failed = self._failed, None
-            result = {"valid": False, "issues": [{"path": "", "code": failed.code, "message": failed.message}]}
-            self.desk.answer(order, result, None)
+        failed = departure.failed
+        if order is not None and failed is not None:
+            self.desk.answer(order, _invalid(failed.code, failed.message), None)
         elif order is not None:
-            self.desk.answer(order, None, self._death(status, engine))
-        self._finished = None
+            self.desk.answer(order, None, departure.as_error(None))
         self._snapshot.activity = "none"
 
-    def _engine_is_gone(self, status: int, engine: EngineLink) -> None:
-        if self.ended is not None:
-            return
-        if self._failed is not None:
-            failed = self._failed
+    def _engine_left(self, departure: Departure) -> None:
+        finished, failed = departure.finished, departure.failed
+        if failed is not None:
             error = from_code(failed.code, failed.message, hint=failed.hint, **(failed.details or {}))
-            self._conclude(Ending("failed", error.code, error.exit_code or 1, error), failed.checkpoint)
-        elif self._finished is not None:
-            done = self._finished
-            if done.outcome == "completed":
-                ending = Ending("completed", self._ending.reason if self._ending else "finished", 0)
-            else:
-                ending = self._ending or Ending("interrupted", "the engine left", 9)
-            self._conclude(ending, done.checkpoint)
+            self._conclude(_failure(error), checkpoint=failed.checkpoint)
+        elif finished is not None and finished.outcome == "completed":
+            reason = self._ending.reason if self._ending else "finished"
+            self._conclude(Ending("completed", reason, 0), finished.step, finished.checkpoint)
+        elif finished is not None and self._ending is not None:
+            self._conclude(self._ending, finished.step, finished.checkpoint)
         elif self._killed and self._ending is not None:
             self._conclude(self._ending)
         else:
-            self._engine_died(self._death(status, engine))
-
-    def _death(self, status: int, engine: EngineLink) -> EngineDied:
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        checkpoint = self._snapshot.last_checkpoint
-        hint = "Its last lines are in the details."
-        if status == -signal.SIGKILL:
-            hint = "Nobody asked for it: the system may have run out of memory. Lower micro_batch_tokens."
-        return EngineDied(
-            f"The engine died: {how}.",
-            hint=hint,
-            signal=signal.Signals(-status).name if status < 0 else None,
-            exit_status=status if status >= 0 else None,
-            stderr=engine.tail_lines(),
-            checkpoint=checkpoint,
-        )
+            self._engine_died(departure.as_error(self._snapshot.last_checkpoint))
 
     def _engine_died(self, error: EngineDied) -> None:
         if self._ending is not None or self._restarts >= self._options.restarts:
-            self._conclude(Ending("failed", error.code, error.exit_code or 1, error))
+            self._conclude(_failure(error))
             return
         self._restarts += 1
-        self._log(
-            "error",
-            f"{error.message} Restart {self._restarts} of {self._options.restarts}.",
-            error.code,
-            **error.details,
-        )
-        if self._snapshot.attempt_started or self._start is None:
-            keep: frozenset[str] = frozenset()
-        else:
-            keep = frozenset({"start"})
-        self.desk.close({}, error, keep=keep)
+        message = f"{error.message} Restart {self._restarts} of {self._options.restarts}."
+        self._log("error", message, error.code, **error.details)
+        # A start that is still open is answered by the attempt that gets as far as `init`.
+        self.desk.close({}, error, keep=frozenset({"start"}))
         run_dir = Path(self._prepared_request().config.run_dir or "")
         self._mailbox.work(lambda: newest_whole_checkpoint(run_dir), self._restart)
 
@@ -519,17 +471,17 @@ class Run:
         """End because of a bug in the worker itself."""
         self.kill_engine()
         problem = Internal(f"{type(error).__name__}: {error}", hint="This is a bug in trainwire; please report it.")
-        self._conclude(Ending("failed", problem.code, 1, problem))
+        self._conclude(_failure(problem))
 
     def end_idle(self, reason: str) -> None:
         """End a worker that has no run."""
         self._conclude(Ending("stopped", reason, 0))
 
-    def _conclude(self, ending: Ending, checkpoint: str | None = None) -> None:
+    def _conclude(self, ending: Ending, step: int | None = None, checkpoint: str | None = None) -> None:
         """Say why, answer what is open, and say the last line."""
         if self.ended is not None:
             return
-        step = self._finished.step if self._finished is not None else self._snapshot.step
+        step = self._snapshot.step if step is None else step
         checkpoint = checkpoint or self._snapshot.last_checkpoint
         if ending.error is not None:
             error = ending.error
@@ -598,13 +550,13 @@ class Run:
 
     def loop_age_ms(self) -> int:
         """Give the time since the engine's last sign of life."""
-        return int((time.monotonic() - self.last_report) * 1000) if self.engine else 0
+        return int((time.monotonic() - self.engine.last_report) * 1000) if self.engine else 0
 
     def close(self) -> None:
         """Let go of the log and the lock."""
         if self.engine is not None:
             self.engine.kill()
-            self.engine.wait_dead()
+            self.engine.link.wait_dead()
         if self.prepared is not None:
             self.prepared.log.close()
             self.prepared.lock.release()

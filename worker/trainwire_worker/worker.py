@@ -118,12 +118,13 @@ class Worker:
             reading[self._control.fileno()] = self._on_knock
         engine = self._run.engine
         if engine is not None:
-            if engine.output >= 0:
-                reading[engine.output] = self._run.on_output
-            if not engine.closed:
-                reading[engine.channel.fileno()] = self._run.on_reports
-                if engine.has_unsent:
-                    writing[engine.channel.fileno()] = engine.flush
+            link = engine.link
+            if link.output >= 0:
+                reading[link.output] = engine.read_output
+            if not link.closed:
+                reading[link.channel.fileno()] = engine.read_reports
+                if link.has_unsent:
+                    writing[link.channel.fileno()] = link.flush
         return reading, writing
 
     def _drain(self, seconds: float | None) -> None:

@@ -1,0 +1,7 @@
+"""`python -m trainwire_cli` is `trainwire`."""
+
+import sys
+
+from .main import main
+
+sys.exit(main())

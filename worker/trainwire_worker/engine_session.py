@@ -1,0 +1,116 @@
+"""One engine from its start to its departure: what it reports is handed on, what it leaves behind is summed up."""
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainwire_protocol.channel import AnyReport, Failed, Finished, Order
+from trainwire_protocol.errors import EngineDied
+
+from .engine_link import EngineLink
+from .timers import Timers
+from .wire import TextWriter
+
+
+@dataclass(frozen=True)
+class Departure:
+    """How an engine left: its exit status (negative for a signal), its last word if it had one, what it printed."""
+
+    status: int
+    finished: Finished | None
+    failed: Failed | None
+    printed: list[str]
+
+    def as_error(self, checkpoint: str | None) -> EngineDied:
+        """Describe a departure without a last word."""
+        name = signal.Signals(-self.status).name if self.status < 0 else None
+        hint = "What it printed last is in the details."
+        if name == "SIGKILL":
+            hint = "Nobody here asked for it: the system may have run out of memory. Lower micro_batch_tokens."
+        return EngineDied(
+            f"The engine died: {f'signal {name}' if name else f'exit status {self.status}'}.",
+            hint=hint,
+            signal=name,
+            exit_status=None if name else self.status,
+            stderr=self.printed,
+            checkpoint=checkpoint,
+        )
+
+
+class EngineSession:
+    """The engine that runs now. `on_report` gets every report but the last word."""
+
+    def __init__(
+        self,
+        command: list[str],
+        lock_fd: int,
+        timers: Timers,
+        terminal: TextWriter,
+        on_report: Callable[[AnyReport], None],
+        exit_grace: float,
+    ) -> None:
+        self.link = EngineLink(command, lock_fd)
+        self._timers = timers
+        self._terminal = terminal
+        self._on_report = on_report
+        self._exit_grace = exit_grace
+        self._leaving = False
+        self.finished: Finished | None = None
+        self.failed: Failed | None = None
+        self.last_report = time.monotonic()
+
+    @property
+    def pid(self) -> int:
+        """The engine's process id."""
+        return self.link.pid
+
+    def send(self, order: Order) -> None:
+        """Give an order."""
+        self.link.send(order)
+
+    def kill(self) -> None:
+        """End it now."""
+        self.link.kill()
+
+    def read_reports(self) -> None:
+        """Handle what it has reported."""
+        self.last_report = time.monotonic()
+        for report in self.link.receive():
+            if isinstance(report, Finished):
+                self.finished = report
+                self._expect_exit()
+            elif isinstance(report, Failed):
+                self.failed = report
+                self._expect_exit()
+            else:
+                self._on_report(report)
+        if self.link.closed:
+            self._expect_exit()
+
+    def _expect_exit(self) -> None:
+        """A driver can hang when a process leaves: it gets a bounded time."""
+        if not self._leaving:
+            self._leaving = True
+            self._timers.after(self._exit_grace, self.link.kill)
+
+    def read_output(self) -> None:
+        """Pass on what it printed."""
+        while self.link.output >= 0 and (data := self.link.read_output()) is not None:
+            if not data:
+                self.link.close_output()
+                return
+            self._terminal.write_bytes(data)
+
+    def departure(self) -> Departure | None:
+        """Give how it left, with everything that it had still said; None while it lives."""
+        status = self.link.exit_status()
+        if status is None:
+            return None
+        received = -1
+        while not self.link.closed and received != self.link.received:
+            received = self.link.received
+            self.read_reports()
+        self.read_output()
+        self.link.close()
+        return Departure(status, self.finished, self.failed, self.link.tail_lines())
