@@ -1,5 +1,6 @@
 """`trainwire`: run and serve go to the worker before any other import, every other command is one module."""
 
+import os
 import sys
 from importlib import import_module
 
@@ -52,8 +53,14 @@ def main() -> int:
         hint = f"Did you mean {near[0]}?" if near else "`trainwire --help` lists them."
         print(f"trainwire: there is no command {command!r}. {hint}", file=sys.stderr)
         return 2
-    status: int = import_module(f"trainwire_cli.{command}").run(words[1:])
-    return status
+    try:
+        status: int = import_module(f"trainwire_cli.{command}").run(words[1:])
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader, `head` for instance, has seen enough; nothing more may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 if __name__ == "__main__":
