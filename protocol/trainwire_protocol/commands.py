@@ -96,12 +96,16 @@ class Replay(ClientCommand, tag="replay"):
     types: list[str] | None = None
 
 
+class Detach(ClientCommand, tag="detach"):
+    """Let the run go on when this front end leaves, whatever `--on-eof` and `--on-detach` say."""
+
+
 class Ping(ClientCommand, tag="ping"):
     """Ask for a sign of life."""
 
 
 AnyCommand = (
-    Validate | Start | Pause | Resume | SaveCheckpoint | Stop | Set | Eval | Generate | GetStatus | Replay | Ping
+    Validate | Start | Pause | Resume | SaveCheckpoint | Stop | Set | Eval | Generate | GetStatus | Detach | Replay | Ping
 )
 
 COMMANDS: dict[str, type[ClientCommand]] = {str(c.__struct_config__.tag): c for c in ClientCommand.__subclasses__()}

@@ -71,6 +71,9 @@ class Host(Protocol):
     def enter(self, phase: Phase, message: str) -> None:
         """Change the phase, and say so."""
 
+    def let_go(self) -> bool:
+        """Let the run outlive its front end; false if it would have done so already."""
+
     def status_result(self) -> dict[str, Any]:
         """Give the snapshot for `status`."""
 
@@ -145,6 +148,8 @@ class Desk:
             self.respond(pending, {"ts": self._host.now_ms()})
         elif isinstance(command, c.GetStatus):
             self.respond(pending, {**self._host.status_result(), "open_ids": self.open_ids})
+        elif isinstance(command, c.Detach):
+            self.respond(pending, {"changed": self._host.let_go()})
         elif isinstance(command, c.Replay):
             self._replay(command, pending)
         elif isinstance(command, c.Start):

@@ -107,6 +107,8 @@ class Run:
         self.ended: Ending | None = None
         """Set when the last line is said."""
         self.control_path: str | None = None
+        self.released = False
+        """True once a client let the run outlive it."""
         self._request: Request | None = None
         self._ending: Ending | None = None
         self._start: Pending | None = None
@@ -313,6 +315,16 @@ class Run:
         if self.engine is not None and not self._snapshot.attempt_started and self.engine.finished is None:
             self._killed = True
             self.kill_engine()
+
+    def let_go(self) -> bool:
+        """Let the run outlive its front end; false if it would have done so already."""
+        changed, self.released = not self.outlives, True
+        return changed
+
+    @property
+    def outlives(self) -> bool:
+        """True if the run goes on when its front end is gone."""
+        return self.released or self._options.on_detach == "continue"
 
     def kill_engine(self) -> None:
         """End the engine now."""

@@ -252,6 +252,8 @@ class Worker:
         policy = self._options.on_eof
         if self._snapshot.phase == "lingering" and policy != "continue":
             self._run.stop_because(Ending("completed", "end of input", 0), "detach", {"reason": "end of input"})
+        elif self._run.released:
+            self._detach("end of input")
         elif policy == "stop":
             self._run.stop_because(Ending("interrupted", "end of input", 20), "detach", {"reason": "end of input"})
         elif policy is None and self._options.mode == "serve":
@@ -286,7 +288,7 @@ class Worker:
                 self._run.end_idle(reason)
             return
         self._detached = True
-        if self._options.on_detach == "continue":
+        if self._run.outlives:
             message = f"The run goes on without a front end: {reason}."
             self._emitter.emit(Log(level="warn", code="uncontrolled", message=message))
         else:

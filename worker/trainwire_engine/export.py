@@ -1,0 +1,257 @@
+"""Writes a checkpoint in a form that other tools load: `python -m trainwire_engine.export CHECKPOINT --to FORM -o DIR`.
+
+Forms: `mlx`, a fused model in mlx-lm's layout; `peft`, an adapter for peft and transformers; `hf`, a fused model in
+transformers' layout. The last two exist for the architectures whose logits are proved equal by a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from trainwire_engine.fuse import fuse, split_adapters, unpack_all
+from trainwire_engine.loading import load_module, resolve_folder
+from trainwire_engine.model_card import model_card
+from trainwire_protocol.errors import NotFound, TrainwireError, Unsupported
+from trainwire_protocol.rundir import STATE_NAME, TEMPORARY_PREFIX, defect, read_manifest
+
+HF_ARCHITECTURES = {
+    "qwen3": "Qwen3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
+"""Model types whose weights have the same names and meaning in mlx-lm and transformers, with their class there."""
+
+MAX_SHARD_BYTES = 5 << 30
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "chat_template*",
+    "vocab*",
+    "merges.txt",
+    "added_tokens.json",
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint as the exporter sees it: `base` is None where it holds a full model of its own."""
+
+    folder: Path
+    state: dict[str, Any]
+    adapter_config: dict[str, Any] | None
+
+    @property
+    def base(self) -> Path:
+        """The folder with the base model, or with the full model itself."""
+        if self.adapter_config is None:
+            return self.folder
+        return resolve_folder(self.adapter_config["model"], (self.state.get("config") or {}).get("revision"))
+
+    @property
+    def scale(self) -> float:
+        """What the adapters' product is multiplied by."""
+        assert self.adapter_config is not None
+        return float(self.adapter_config["lora_parameters"]["scale"])
+
+    def adapters(self) -> dict[str, mx.array]:
+        """The adapter tensors under mlx-lm's names."""
+        tensors: dict[str, mx.array] = mx.load(str(self.folder / "adapters.safetensors"))
+        return tensors
+
+
+def open_checkpoint(folder: Path) -> Source:
+    """Read what a checkpoint folder says about itself. Raises NotFound if it is not a whole checkpoint."""
+    if read_manifest(folder) is None:
+        hint = "Give a checkpoint folder of a run, for instance runs/chat/final."
+        raise NotFound(f"{folder} is no checkpoint: it has no readable manifest.json.", hint=hint)
+    problem = defect(folder)
+    if problem is not None:
+        raise NotFound(f"The checkpoint {folder} is broken: {problem}.")
+    state = json.loads((folder / STATE_NAME).read_bytes())
+    adapter_file = folder / "adapter_config.json"
+    adapter = json.loads(adapter_file.read_bytes()) if adapter_file.is_file() else None
+    return Source(folder, state, adapter)
+
+
+def _check_architecture(model_type: str, form: str) -> None:
+    if model_type not in HF_ARCHITECTURES:
+        known = ", ".join(HF_ARCHITECTURES)
+        raise Unsupported(
+            f"--to {form} is not offered for {model_type}: that mlx-lm and transformers agree on its weights is"
+            f" proved for {known} only (mlx-lm reshapes or drops weights of some others while loading).",
+            hint="Use --to mlx.",
+        )
+
+
+def _save_model(out: Path, weights: dict[str, mx.array], metadata_format: str) -> None:
+    shards: list[dict[str, mx.array]] = [{}]
+    size = 0
+    for name, value in weights.items():
+        if size and size + value.nbytes > MAX_SHARD_BYTES:
+            shards.append({})
+            size = 0
+        shards[-1][name] = value
+        size += value.nbytes
+    places = {}
+    for number, shard in enumerate(shards, 1):
+        name = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        mx.save_safetensors(str(out / name), shard, metadata={"format": metadata_format})
+        places.update(dict.fromkeys(shard, name))
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": sum(w.nbytes for w in weights.values())}, "weight_map": places}
+        _write_json(out / "model.safetensors.index.json", index)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _fused(source: Source, *, unpack: bool) -> tuple[Any, dict[str, Any], str | None]:
+    module, config = load_module(source.base)
+    note = None
+    if source.adapter_config is not None:
+        report = fuse(module, source.adapters(), source.scale, unpack=unpack)
+        if report.worst_layer is not None:
+            note = (
+                f"Packing the fused weights again moved them by {report.mean:.1%} of what was trained, on average over"
+                f" the layers ({report.worst:.1%} at worst, in {report.worst_layer}). --dequantize keeps all of it."
+            )
+    if unpack:
+        unpack_all(module)
+        config = {k: v for k, v in config.items() if k not in ("quantization", "quantization_config")}
+    return module, config, note
+
+
+def to_mlx(source: Source, out: Path, *, dequantize: bool) -> str | None:
+    """Write a fused model in mlx-lm's layout; the sentence about what packing lost, if the base is packed."""
+    module, config, note = _fused(source, unpack=dequantize)
+    _save_model(out, dict(tree_flatten(module.parameters())), "mlx")
+    _write_json(out / "config.json", config)
+    return note
+
+
+def to_hf(source: Source, out: Path) -> None:
+    """Write a fused model in transformers' layout, unpacked."""
+    module, config, _ = _fused(source, unpack=True)
+    model_type = str(config["model_type"])
+    _check_architecture(model_type, "hf")
+    weights = dict(tree_flatten(module.parameters()))
+    if config.get("tie_word_embeddings"):
+        weights.pop("lm_head.weight", None)
+    dtype = str(next(iter(weights.values())).dtype).removeprefix("mlx.core.")
+    config = {**config, "architectures": [HF_ARCHITECTURES[model_type]], "torch_dtype": dtype}
+    _save_model(out, weights, "pt")
+    _write_json(out / "config.json", config)
+
+
+def to_peft(source: Source, out: Path) -> None:
+    """Write an adapter that peft loads onto the base model in transformers."""
+    adapter = source.adapter_config
+    if adapter is None:
+        raise Unsupported("A full model has no adapter.", hint="Use --to hf.")
+    config = json.loads((source.base / "config.json").read_bytes())
+    _check_architecture(str(config["model_type"]), "peft")
+    tensors: dict[str, mx.array] = {}
+    layers = split_adapters(source.adapters())
+    for path, leaves in layers.items():
+        if leaves["lora_a"].ndim != 2 or path.endswith("embed_tokens"):
+            raise Unsupported(f"--to peft takes adapters on linear layers only, not on {path}.", hint="Use --to hf.")
+        name = f"base_model.model.{path}"
+        tensors[f"{name}.lora_A.weight"] = mx.contiguous(leaves["lora_a"].T)
+        tensors[f"{name}.lora_B.weight"] = mx.contiguous(leaves["lora_b"].T)
+        if "m" in leaves:
+            tensors[f"{name}.lora_magnitude_vector"] = leaves["m"]
+    parameters = adapter["lora_parameters"]
+    mx.save_safetensors(str(out / "adapter_model.safetensors"), tensors, metadata={"format": "pt"})
+    _write_json(
+        out / "adapter_config.json",
+        {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": adapter["model"],
+            "revision": (source.state.get("config") or {}).get("revision"),
+            "r": parameters["rank"],
+            "lora_alpha": parameters["scale"] * parameters["rank"],
+            "lora_dropout": parameters["dropout"],
+            "target_modules": sorted(layers),
+            "use_dora": adapter["fine_tune_type"] == "dora",
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "inference_mode": True,
+            "init_lora_weights": True,
+        },
+    )
+
+
+def _copy_tokenizer(source: Source, out: Path) -> None:
+    # The checkpoint's own files come last: its chat template is the one that was trained with.
+    for folder in (source.base, source.folder):
+        for pattern in _TOKENIZER_FILES:
+            for file in folder.glob(pattern):
+                if file.is_file():
+                    shutil.copyfile(file, out / file.name)
+
+
+def export(checkpoint: Path, form: str, out: Path, *, dequantize: bool = False) -> str | None:
+    """Export a checkpoint into a new folder, which appears whole; a sentence to print, if there is one.
+
+    Raises NotFound, Unsupported, ModelLoadFailed, and Unsupported if `out` exists and is not empty.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise Unsupported(f"{out} exists already.", hint="Choose a folder that does not exist or is empty.")
+    source = open_checkpoint(checkpoint)
+    aside = out.parent / f"{TEMPORARY_PREFIX}{out.name}-{os.getpid()}"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside.mkdir()
+    note = None
+    try:
+        if form == "mlx":
+            note = to_mlx(source, aside, dequantize=dequantize)
+        elif form == "hf":
+            to_hf(source, aside)
+        else:
+            to_peft(source, aside)
+        _copy_tokenizer(source, aside)
+        card = model_card(source.folder, source.state, source.adapter_config, form)
+        (aside / "README.md").write_text(card, encoding="utf-8")
+        if out.exists():
+            out.rmdir()
+        aside.rename(out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return note
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run the exporter as a process; its exit status."""
+    parser = argparse.ArgumentParser(prog="trainwire export", description=__doc__)
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint folder, for instance runs/chat/final")
+    parser.add_argument("--to", choices=("mlx", "peft", "hf"), required=True, dest="form")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("--dequantize", action="store_true", help="with --to mlx: write a packed base unpacked")
+    chosen = parser.parse_args(words)
+    if chosen.dequantize and chosen.form != "mlx":
+        parser.error("--dequantize goes with --to mlx")
+    try:
+        note = export(chosen.checkpoint.absolute(), chosen.form, chosen.out.absolute(), dequantize=chosen.dequantize)
+    except TrainwireError as error:
+        print(f"trainwire: {error.message}" + (f" {error.hint}" if error.hint else ""), file=sys.stderr)
+        return error.exit_code or 3
+    if note:
+        print(note, file=sys.stderr)
+    print(chosen.out.absolute())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

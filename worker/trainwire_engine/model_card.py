@@ -1,0 +1,80 @@
+"""The README.md of an export: what was trained, on what, how it went, and how to load it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from trainwire_protocol.rundir import LOG_NAME
+from trainwire_protocol.version import VERSION
+
+_POINTS = 12
+_LEFT_OUT = ("run_dir", "run_name", "resume", "resume_override", "cache_dir", "model", "data", "valid_data")
+
+_LOADING = {
+    "mlx": """```sh
+mlx_lm.generate --model THIS_FOLDER --prompt "Hello"
+```""",
+    "hf": """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")
+```""",
+    "peft": """```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+base = AutoModelForCausalLM.from_pretrained("BASE_MODEL")
+model = PeftModel.from_pretrained(base, "THIS_FOLDER")
+```""",
+}
+
+
+def loss_curve(log: Path, up_to_step: int) -> list[tuple[int, float]]:
+    """Give a few (step, loss) points of the current timeline of a run's log, the last one included."""
+    losses: dict[int, float] = {}
+    if not log.is_file():
+        return []
+    with log.open("rb") as file:
+        for line in file:
+            if line.startswith(b'{"type":"attempt"'):
+                start = orjson.loads(line).get("resumed_from_step") or 0
+                losses = {step: loss for step, loss in losses.items() if step <= start}
+            elif line.startswith(b'{"type":"step"'):
+                event = orjson.loads(line)
+                if event.get("loss") is not None and event["step"] <= up_to_step:
+                    losses[event["step"]] = event["loss"]
+    steps = sorted(losses)
+    if len(steps) > _POINTS:
+        steps = [steps[round(i * (len(steps) - 1) / (_POINTS - 1))] for i in range(_POINTS)]
+    return [(step, losses[step]) for step in steps]
+
+
+def model_card(checkpoint: Path, state: dict[str, Any], adapter: dict[str, Any] | None, form: str) -> str:
+    """Write the card of an export of `checkpoint`, whose `trainer_state.json` is `state`."""
+    config: dict[str, Any] = state.get("config") or {}
+    step = int(state["state"]["step"])
+    lines = [
+        f"# {config.get('run_name') or checkpoint.parent.name}",
+        "",
+        f"Fine-tuned with trainwire {VERSION}: {config.get('method', 'full')}, {step} updates.",
+        "",
+        f"- Base model: `{config.get('model', '')}`"
+        + (f" at `{config['revision']}`" if config.get("revision") else ""),
+        f"- Data: `{config.get('data', '')}`",
+        *([f"- Validation data: `{config['valid_data']}`"] if config.get("valid_data") else []),
+        f"- Exported from: `{checkpoint.name}` as `{form}`",
+    ]
+    if adapter is not None:
+        parameters = adapter["lora_parameters"]
+        lines.append(f"- Adapters: rank {parameters['rank']}, scale {parameters['scale']:g}")
+    curve = loss_curve(checkpoint.parent / LOG_NAME, step)
+    if curve:
+        lines += ["", "## Loss", "", "| step | loss |", "|---|---|", *(f"| {s} | {loss:.4f} |" for s, loss in curve)]
+    lines += ["", "## How to load it", "", _LOADING[form].replace("BASE_MODEL", str(config.get("model", "BASE_MODEL")))]
+    lines += ["", "## Config", "", "| key | value |", "|---|---|"]
+    lines += [f"| `{key}` | `{value}` |" for key, value in config.items() if key not in _LEFT_OUT and value is not None]
+    return "\n".join(lines) + "\n"
