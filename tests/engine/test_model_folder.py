@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from trainwire_engine.model_folder import MARKER, is_whole, make_once
 from trainwire_protocol.errors import IoError
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+
 from trainwire_engine import smollm2
 from trainwire_protocol.errors import EngineUnavailable, ModelLoadFailed
 
@@ -25,9 +26,7 @@ installed = pytest.mark.skipif(
 def pairs(rows: mx.array, heads: int) -> mx.array:
     """Order the rows of a projection as llama.cpp stores them: value i of a head beside value i + half."""
     half = rows.shape[0] // heads // 2
-    order = [
-        head * 2 * half + part * half + i for head in range(heads) for i in range(half) for part in (0, 1)
-    ]
+    order = [head * 2 * half + part * half + i for head in range(heads) for i in range(half) for part in (0, 1)]
     return rows[mx.array(order)]
 
 
@@ -114,9 +113,7 @@ def test_attention_scores_are_the_same_in_pairs_and_in_halves() -> None:
         turned = []
         for projection in (q, k):
             rows = (x @ projection.T).reshape(1, 7, HEADS, HEAD_DIM).swapaxes(1, 2)
-            turned.append(
-                mx.fast.rope(rows, HEAD_DIM, traditional=in_pairs, base=50_000.0, scale=1.0, offset=0)
-            )
+            turned.append(mx.fast.rope(rows, HEAD_DIM, traditional=in_pairs, base=50_000.0, scale=1.0, offset=0))
         return turned[0] @ turned[1].swapaxes(2, 3)
 
     expected = scores(q, k, in_pairs=True)
@@ -166,9 +163,7 @@ def test_the_tokenizer_takes_each_digit_alone_and_knows_its_special_tokens() -> 
     assert files["chat_template.jinja"] == metadata()["tokenizer.chat_template"]
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("general.architecture", "mamba"), ("tokenizer.ggml.pre", "qwen2")]
-)
+@pytest.mark.parametrize(("key", "value"), [("general.architecture", "mamba"), ("tokenizer.ggml.pre", "qwen2")])
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, key: str, value: str) -> None:
     mx.save_gguf(str(tmp_path / "tiny.gguf"), as_gguf(weights()), metadata() | {key: value})
     with pytest.raises(ModelLoadFailed, match=value):

@@ -48,9 +48,7 @@ def is_whole(folder: Path, key: str) -> bool:
     try:
         marker = json.loads((folder / MARKER).read_bytes())
         sizes: dict[str, int] = marker["files"]
-        return marker["key"] == key and all(
-            (folder / name).stat().st_size == size for name, size in sizes.items()
-        )
+        return marker["key"] == key and all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 

@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwire_protocol.errors import EngineUnavailable, ModelLoadFailed, TrainwireError
-
 from trainwire_engine.model_folder import make_once, write_json
+from trainwire_protocol.errors import EngineUnavailable, ModelLoadFailed, TrainwireError
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -66,9 +65,7 @@ def convert(gguf: Path, folder: Path) -> None:
         weights = llama_weights(tensors, config["num_attention_heads"], config["num_key_value_heads"])
         tokenizer = tokenizer_files(metadata)
     except (RuntimeError, KeyError, ValueError) as error:
-        raise ModelLoadFailed(
-            f"{gguf} is not a Llama model in GGUF form: {error}.", path=str(gguf)
-        ) from error
+        raise ModelLoadFailed(f"{gguf} is not a Llama model in GGUF form: {error}.", path=str(gguf)) from error
     config["tie_word_embeddings"] = "lm_head.weight" not in weights
     write_json(folder / "config.json", config)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
