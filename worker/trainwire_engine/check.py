@@ -1,0 +1,51 @@
+"""Looks at a config's model and data without training: what `validate` answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from trainwire_engine import memory, native
+from trainwire_engine.describe import data_event
+from trainwire_engine.failures import as_error
+from trainwire_engine.prepare import load, read_data, refuse_unsupported, resolve
+from trainwire_engine.reports import Reports
+from trainwire_engine.schedule import total_steps, warmup_steps
+from trainwire_engine.state import TrainState
+from trainwire_protocol.channel import Check
+from trainwire_protocol.config import Config
+
+
+def check(order: Check, reports: Reports) -> None:
+    """Answer with the resolved config and the data report, or with the error that a run would end with."""
+    try:
+        reports.answer(order.order, _checked(order, reports))
+    except Exception as error:
+        reports.refuse(order.order, as_error(error))
+
+
+def _checked(order: Check, reports: Reports) -> dict[str, Any]:
+    config = msgspec.convert(order.config, Config)
+    refuse_unsupported(config)
+    native.prepare()
+    memory.configure()
+    model = load(config, order, None, reports)
+    tokenizer, train, valid, notices = read_data(config, model, None, reports.progress, reports)
+    state = TrainState()
+    config, rows, _ = resolve(config, state, model, tokenizer, train)
+    total = total_steps(config, state, rows.updates_per_epoch)
+    if config.warmup_steps is None:
+        config = msgspec.structs.replace(config, warmup_steps=warmup_steps(total))
+    splits = [data_event("train", train, config, rows)]
+    if valid is not None:
+        splits.append(data_event("valid", valid, config, None))
+    return {
+        "valid": True,
+        "issues": [{"path": "", "code": notice.code, "message": notice.message} for notice in notices],
+        "config": msgspec.to_builtins(config),
+        "data": [msgspec.to_builtins(split) for split in splits],
+        "total_steps": total,
+        "trainable_parameters": model.trainable_parameters,
+        "total_parameters": model.total_parameters,
+    }

@@ -1,0 +1,61 @@
+"""The loss on data that is not trained on, over all its rows, weighted by tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from trainwire_engine.batches import MicroBatch, plan
+from trainwire_engine.step import EvaluateSums
+
+_ROWS_AT_ONCE = 1024
+"""Rows whose arrays are made together; a validation set may be larger than memory."""
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Mean loss in nats over `tokens` trained tokens, `correct` of them predicted; nan without a token."""
+
+    loss: float
+    tokens: int
+    correct: int
+    ms: float
+
+
+def evaluate(
+    sums: EvaluateSums, dataset: Any, config: Any, max_batches: int, interrupted: Callable[[], bool]
+) -> EvalResult | None:
+    """Evaluate the first `max_batches` times `batch_size` rows, or all of them if it is 0.
+
+    Dropout and label smoothing are off. Between batches `interrupted` is asked; None is returned if it says so.
+    The sums are made in double precision in a fixed order, so the same weights give the same loss, bit for bit.
+    """
+    started = time.perf_counter()
+    rows = len(dataset) if not max_batches else min(len(dataset), max_batches * config.batch_size)
+    loss, correct, tokens = 0.0, 0.0, 0
+    running: tuple[mx.array, mx.array] | None = None
+    for batch in _batches(dataset, rows, config.micro_batch_tokens):
+        if interrupted():
+            return None
+        tokens += int(batch.weights.sum())
+        # The next batch is under way while the one before is read.
+        ahead = sums(batch)
+        mx.async_eval(ahead)
+        if running is not None:
+            loss, correct = loss + running[0].item(), correct + running[1].item()
+        running = ahead
+    if running is not None:
+        loss, correct = loss + running[0].item(), correct + running[1].item()
+    mean = loss / tokens if tokens else float("nan")
+    return EvalResult(mean, tokens, round(correct), (time.perf_counter() - started) * 1000)
+
+
+def _batches(dataset: Any, rows: int, micro_batch_tokens: int) -> Iterator[MicroBatch]:
+    by_length = np.argsort(-np.asarray(dataset.lengths[:rows]), kind="stable")
+    for start in range(0, rows, _ROWS_AT_ONCE):
+        yield from plan(dataset, [int(row) for row in by_length[start : start + _ROWS_AT_ONCE]], micro_batch_tokens)

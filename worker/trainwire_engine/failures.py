@@ -1,0 +1,64 @@
+"""Exceptions of Python, MLX and the operating system as the errors that a run ends with or an order is refused with."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+
+from trainwire_protocol.errors import DiskFull, EngineUnavailable, Internal, IoError, OutOfMemory, TrainwireError
+
+_MEMORY_WORDS = (
+    "out of memory",
+    "unable to allocate",
+    "attempting to allocate",
+    "bad_alloc",
+    "insufficient memory",
+    "cudaerrormemoryallocation",
+    "failed to allocate",
+    "maximum allowed buffer size",
+)
+
+
+def as_error(error: BaseException) -> TrainwireError:
+    """Give the error of the wire for any exception; what nobody foresaw becomes `internal` with its traceback."""
+    if isinstance(error, TrainwireError):
+        return error
+    if is_out_of_memory(error):
+        return OutOfMemory(
+            f"The memory does not suffice: {_first_line(error)}",
+            hint="Lower micro_batch_tokens or max_seq_length, or set gradient_checkpointing = true.",
+        )
+    if isinstance(error, OSError):
+        return disk_error("Reading or writing failed", error)
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in ("mlx", "mlx_lm", "tokenizers"):
+        return EngineUnavailable(
+            f"The Python package {error.name} is not installed.",
+            hint="Install the engine: pip install 'trainwire[cpu]' (or [cuda12], [cuda13]; on a Mac: trainwire).",
+        )
+    return Internal(
+        f"{type(error).__name__}: {_first_line(error)}",
+        hint="This is a bug in trainwire.",
+        traceback="".join(traceback.format_exception(error))[-4000:],
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an exception means that memory ran out: MLX raises RuntimeError, with words of its backends."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    text = str(error).lower()
+    return isinstance(error, RuntimeError | ValueError) and any(words in text for words in _MEMORY_WORDS)
+
+
+def disk_error(what: str, error: OSError) -> TrainwireError:
+    """Give `disk_full` or `io_error` for a failed file operation, with the place."""
+    place = f" ({error.filename})" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"{what}: no space is left{place}.", hint="Make room on the disk.", path=error.filename)
+    return IoError(f"{what}: {error.strerror or error}{place}.", errno=error.errno, path=error.filename)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

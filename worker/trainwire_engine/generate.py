@@ -1,0 +1,184 @@
+"""What the model answers: prompts from the config or a command, greedy or sampled from a seed of its own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from trainwire_engine.batches import mix, plan
+from trainwire_engine.model import Model
+from trainwire_engine.step import EvaluateSums
+from trainwire_protocol.errors import BadParams, ConfigInvalid
+
+_PREFILL = 512
+"""Prompt tokens that go through the model at once."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is asked: messages, or plain text for a model without a chat template; `reference` is a good answer."""
+
+    text: str
+    messages: tuple[dict[str, Any], ...] | None = None
+    reference: str | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The answer, its number of tokens without the end mark, and the time it took."""
+
+    text: str
+    tokens: int
+    ms: float
+
+
+def read_prompts(value: str | Sequence[str]) -> list[Prompt]:
+    """Read the config's `prompts`: a list, a text file with one a line, or a .jsonl file.
+
+    A line of a .jsonl file has `prompt` or `messages`, and may have `completion`, the reference. Raises ConfigInvalid.
+    """
+    if not isinstance(value, str):
+        return [Prompt(text) for text in value]
+    try:
+        lines = Path(value).read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigInvalid(
+            f"The file of prompts {value} cannot be read: {error}.",
+            hint="prompts is a list of texts, or a file with one prompt a line.",
+            key="prompts",
+        ) from None
+    numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+    if not value.endswith(".jsonl"):
+        return [Prompt(line) for _, line in numbered]
+    return [_from_json(line, f"{value}:{number}") for number, line in numbered]
+
+
+def _from_json(line: str, where: str) -> Prompt:
+    try:
+        row = json.loads(line)
+        messages = row.get("messages")
+        if messages is not None:
+            messages = tuple(messages)
+        text = row["prompt"] if messages is None else str(messages[-1]["content"])
+        reference = row.get("completion")
+        if not isinstance(text, str) or not isinstance(reference, str | None):
+            raise TypeError("prompt and completion are texts")
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ConfigInvalid(
+            f"{where} is no prompt: {type(error).__name__}: {error}.",
+            hint='A line is {"prompt": "…"} or {"messages": […]}, with a "completion" if there is a reference.',
+            key="prompts",
+        ) from None
+    return Prompt(text, messages, reference)
+
+
+def prompt_tokens(tokenizer: Any, prompt: Prompt) -> list[int]:
+    """Token ids up to where the answer begins; a plain text is a user's turn if the model has a chat template."""
+    if prompt.messages is None and not tokenizer.has_template:
+        ids: list[int] = [*tokenizer.text_prefix, *tokenizer.encode(prompt.text)]
+        return ids
+    messages = prompt.messages or ({"role": "user", "content": prompt.text},)
+    ids = tokenizer.encode(tokenizer.render(list(messages), add_generation_prompt=True))
+    return ids
+
+
+def generate(
+    model: Model,
+    tokenizer: Any,
+    prompt: Prompt,
+    *,
+    max_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    adapter: bool = True,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Completion | None:
+    """Let the model answer until its end mark or `max_tokens`; greedy at temperature 0.
+
+    Without `adapter` the base model answers. Between tokens `interrupted` is asked; None is returned if it says
+    so. The process's random state is neither used nor changed. Raises BadParams for an empty prompt.
+    """
+    started = time.perf_counter()
+    ids = prompt_tokens(tokenizer, prompt)
+    if not ids:
+        raise BadParams("The prompt is empty.")
+    answer: list[int] = []
+    module = model.module
+    with nullcontext() if adapter else model.adapter_disabled():
+        cache = _new_cache(module)
+        for start in range(0, len(ids) - 1, _PREFILL):
+            if interrupted():
+                return None
+            module(mx.array([ids[start : min(start + _PREFILL, len(ids) - 1)]]), cache=cache)
+            mx.eval([layer.state for layer in cache])
+        last = ids[-1]
+        while len(answer) < max_tokens:
+            if interrupted():
+                return None
+            logits = module(mx.array([[last]]), cache=cache)[0, -1].astype(mx.float32)
+            last = _chosen(logits, temperature, mix(seed, len(answer)))
+            if last in tokenizer.eos_ids:
+                break
+            answer.append(last)
+    return Completion(tokenizer.decode(answer), len(answer), (time.perf_counter() - started) * 1000)
+
+
+def _chosen(logits: mx.array, temperature: float, seed: int) -> int:
+    if temperature == 0:
+        return int(mx.argmax(logits).item())
+    return int(mx.random.categorical(logits / temperature, key=mx.random.key(seed)).item())
+
+
+def _new_cache(module: nn.Module) -> list[Any]:
+    if hasattr(module, "make_cache"):
+        return list(module.make_cache())
+    kinds = importlib.import_module("mlx_lm.models.cache")
+    return [kinds.KVCache() for _ in module.layers]
+
+
+class _References:
+    """Prompts with their references as rows whose answers are trained positions."""
+
+    def __init__(self, rows: Sequence[tuple[list[int], list[int]]]) -> None:
+        self._rows = rows
+
+    def tokens(self, row: int) -> np.ndarray:
+        prompt, answer = self._rows[row]
+        return np.array(prompt + answer, np.int32)
+
+    def mask(self, row: int) -> np.ndarray:
+        prompt, answer = self._rows[row]
+        return np.array([False] * len(prompt) + [True] * len(answer))
+
+
+def reference_losses(
+    sums: EvaluateSums, tokenizer: Any, prompts: Sequence[Prompt], micro_batch_tokens: int
+) -> list[float]:
+    """Give the mean loss in nats of each prompt's reference, its end mark included; nan where there is none."""
+    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    rows = [(prompt_tokens(tokenizer, p), tokenizer.encode(p.reference) + end if p.reference else []) for p in prompts]
+    losses = [float("nan")] * len(rows)
+    for index in range(len(rows)):
+        for batch in plan(_References(rows), [index], micro_batch_tokens):
+            loss, _ = sums(batch)
+            losses[index] = loss.item() / int(batch.weights.sum())
+    return losses
+
+
+def best_and_worst(losses: Sequence[float]) -> list[int]:
+    """Give the indices of the lowest and the highest loss, in that order; one if they are the same."""
+    known = [index for index, loss in enumerate(losses) if loss == loss]
+    if not known:
+        return []
+    best, worst = min(known, key=lambda i: losses[i]), max(known, key=lambda i: losses[i])
+    return [best] if best == worst else [best, worst]

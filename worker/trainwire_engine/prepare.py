@@ -1,0 +1,245 @@
+"""Builds the parts of a run from its config, or from a checkpoint and its config; reports what it finds."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from trainwire_engine import memory, native
+from trainwire_engine.batches import Order
+from trainwire_engine.boundary import Boundary, check_display
+from trainwire_engine.checkpoint import Saver, put_in_order
+from trainwire_engine.data import Dataset, Notice, load_dataset
+from trainwire_engine.data.cache import user_cache
+from trainwire_engine.describe import data_event, init_event, versions
+from trainwire_engine.failures import disk_error
+from trainwire_engine.generate import Prompt, prompt_tokens, read_prompts
+from trainwire_engine.loading import read_config, resolve_folder
+from trainwire_engine.loop import Parts
+from trainwire_engine.model import Model, load_model
+from trainwire_engine.optimizer import Optimizer, Schedule
+from trainwire_engine.orders import Control
+from trainwire_engine.reports import Reports
+from trainwire_engine.resume import Past, model_mark, open_past
+from trainwire_engine.saving import Saves
+from trainwire_engine.schedule import Course, total_steps, warmup_steps
+from trainwire_engine.snapshot import Contents
+from trainwire_engine.state import FORMAT, DataMark, Saved, Stopwatch, TrainState
+from trainwire_engine.step import UpdateStep
+from trainwire_engine.tokenizer import Tokenizer
+from trainwire_protocol.channel import Begin, Check, EngineChannel, StopOrder
+from trainwire_protocol.config import Config
+from trainwire_protocol.errors import BadParams, ConfigInvalid, Unsupported
+
+
+class Stopped(Exception):
+    """A stop came, or the worker left, before there was anything to save."""
+
+    def __init__(self, step: int, checkpoint: str | None) -> None:
+        super().__init__("stopped")
+        self.step = step
+        self.checkpoint = checkpoint
+
+
+class Watch:
+    """Reports the progress of the preparation, and ends it when a stop arrives or the worker leaves."""
+
+    def __init__(self, channel: EngineChannel, reports: Reports, past: Past | None) -> None:
+        self._channel = channel
+        self._reports = reports
+        self._step = reports.step = past.saved.state.step if past else 0
+        self._checkpoint = str(past.folder) if past else None
+
+    def check(self) -> None:
+        """Raise Stopped if the run is not to go on."""
+        stop = any(isinstance(order, StopOrder) for order in self._channel.peek())
+        if not stop and not self._channel.closed:
+            return
+        for order in self._channel.peek():
+            if isinstance(order, StopOrder):
+                result = {"outcome": "stopped", "step": self._step, "checkpoint": self._checkpoint}
+                self._reports.answer(order.order, result)
+        raise Stopped(self._step, self._checkpoint)
+
+    def __call__(self, title: str, done: int, total: int, unit: str) -> None:
+        """Report how far the tokenizing is."""
+        self._reports.progress(title, done, total, unit)
+        self.check()
+
+
+def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
+    """Load model, tokenizer and data, go on from a checkpoint if there is one, and report `data` and `init`.
+
+    Raises the errors of the protocol, and Stopped.
+    """
+    reports.alive("load")
+    stopwatch_start = time.perf_counter()
+    given = msgspec.convert(begin.config, Config)
+    refuse_unsupported(given)
+    run_dir = Path(given.run_dir or ".")
+    tidy(run_dir)
+    past = open_past(Path(begin.resume_from), given) if begin.resume_from else None
+    watch = Watch(channel, reports, past)
+    blas = native.prepare().blas
+    memory.configure()
+    model = load(past.config if past else given, begin, past, reports)
+    mark = model_mark(model)
+    if past is not None:
+        past.check_model(mark)
+    watch.check()
+    tokenizer, train, valid, notices = read_data(past.config if past else given, model, past, watch, reports)
+    train_mark, valid_mark = DataMark(train.digest, len(train)), valid and DataMark(valid.digest, len(valid))
+    if past is not None:
+        past.check_data("data", train_mark)
+        past.check_data("valid_data", valid_mark)
+        past.adapt_position()
+    reports.alive("load")
+    state = past.saved.state if past else TrainState()
+    config, order, prompts = resolve(past.config if past else given, state, model, tokenizer, train)
+    if past is None or past.moves_horizon:
+        state.horizon = total_steps(config, state, order.updates_per_epoch)
+    if config.warmup_steps is None:
+        config = msgspec.structs.replace(config, warmup_steps=warmup_steps(state.horizon))
+    course = Course(state, config, order.updates_per_epoch)
+    step = UpdateStep(model, Optimizer(config), config)
+    if past is not None:
+        past.restore(model, step)
+    introduce(begin, course, model, train, valid, order, notices, blas, past, reports)
+    passport = Saved(
+        format=FORMAT,
+        training_type="sft",
+        run_id=begin.run_id,
+        attempt=begin.attempt,
+        created_ms=0,
+        state=state,
+        given=msgspec.to_builtins(given),
+        config={},
+        model=mark,
+        tokenizer=tokenizer.digest,
+        data_time=tokenizer.now.isoformat(),
+        train=train_mark,
+        valid=valid_mark,
+        versions=versions(),
+        steps=[],
+    )
+    stopwatch = Stopwatch(state)
+    state.elapsed_ms += (time.perf_counter() - stopwatch_start) * 1000
+    saver = Saver(run_dir, state.step, lambda: course.config.max_checkpoints)
+    own = past.folder if past and past.folder.parent == run_dir and not past.changes else None
+    saves = Saves(course, step, Contents(model, tokenizer), saver, reports, stopwatch, passport, own)
+    boundary = Boundary(course, model, tokenizer, valid, prompts, reports, saves)
+    control = Control(channel, reports, state, boundary, stopwatch)
+    schedule = Schedule(config, state.horizon)
+    return Parts(course, train, order, step, schedule, boundary, control, reports, stopwatch, saves, model)
+
+
+def refuse_unsupported(config: Config) -> None:
+    """Raise Unsupported for a key whose capability this version does not have."""
+    if config.packing:
+        raise Unsupported("packing is not supported yet.", hint="Leave it out; batches are grouped by length.")
+
+
+def tidy(run_dir: Path) -> None:
+    """Put the run folder in order after a crash; raises DiskFull or IoError."""
+    try:
+        put_in_order(run_dir)
+    except OSError as error:
+        raise disk_error(f"The run folder {run_dir} cannot be put in order", error) from error
+
+
+def load(config: Config, begin: Begin | Check, past: Past | None, reports: Reports) -> Model:
+    """Load the model; on a resume its weights come from the checkpoint, and what it started from is not needed."""
+    if not Path(config.model).is_dir():
+        reports.alive("download")
+    folder = resolve_folder(config.model, config.revision)
+    if read_config(folder).get("model_file") and not begin.trust_remote_code:
+        raise Unsupported(
+            f"The model in {folder} brings code of its own, which is not run unasked.",
+            hint="If you trust it, start the worker with --trust-remote-code.",
+        )
+    reports.alive("load")
+    return load_model(msgspec.structs.replace(config, start_from=None) if past else config)
+
+
+def read_data(
+    config: Config, model: Model, past: Past | None, watch: Watch, reports: Reports
+) -> tuple[Tokenizer, Dataset, Dataset | None, list[Notice]]:
+    """Read both splits; a template that tells the time gets the time of the run's first attempt."""
+    reports.alive("tokenize")
+    now = datetime.fromisoformat(past.saved.data_time) if past else None
+    tokenizer = Tokenizer.from_folder(model.folder, config.chat_template, config.chat_template_args, now)
+    notices: list[Notice] = []
+    train = load_dataset(config, tokenizer, "train", watch, model.vocab_size, notices)
+    assert train is not None
+    valid = load_dataset(config, tokenizer, "valid", watch, model.vocab_size, notices)
+    return tokenizer, train, valid, notices
+
+
+def resolve(
+    config: Config, state: TrainState, model: Model, tokenizer: Tokenizer, train: Dataset
+) -> tuple[Config, Order, list[Prompt]]:
+    """Fill in what depends on model and machine, and make the order of the rows and the prompts."""
+    tokens = config.micro_batch_tokens or memory.default_micro_batch_tokens(
+        model.model_config, config.method, config.max_seq_length
+    )
+    config = msgspec.structs.replace(config, micro_batch_tokens=tokens, cache_dir=config.cache_dir or str(user_cache()))
+    order = Order(len(train), config.batch_size, config.seed, config.shuffle, config.group_by_length, train.lengths)
+    return config, order, usable_prompts(config, tokenizer)
+
+
+def usable_prompts(config: Config, tokenizer: Tokenizer) -> list[Prompt]:
+    """Read the prompts and try each of them on the template; raises ConfigInvalid."""
+    prompts = read_prompts(config.prompts)
+    try:
+        check_display(config.sample_display, prompts)
+        for prompt in prompts:
+            if not prompt_tokens(tokenizer, prompt):
+                raise BadParams("A prompt is empty.")
+    except BadParams as error:
+        raise ConfigInvalid(f"prompts: {error.message}", hint=error.hint, key="prompts") from None
+    if config.generate_every and not prompts:
+        raise ConfigInvalid(
+            f"generate_every = {config.generate_every} has no effect without prompts.",
+            hint="Give prompts, or leave generate_every out.",
+            key="generate_every",
+        )
+    return prompts
+
+
+def introduce(
+    begin: Begin,
+    course: Course,
+    model: Model,
+    train: Dataset,
+    valid: Dataset | None,
+    order: Order,
+    notices: list[Notice],
+    blas: str,
+    past: Past | None,
+    reports: Reports,
+) -> None:
+    """Report what the run is about to do, and answer the order that began it."""
+    reports.send(data_event("train", train, course.config, order))
+    if valid is not None:
+        reports.send(data_event("valid", valid, course.config, None))
+    for notice in notices:
+        reports.log("info" if notice.code == "no_validation" else "warn", notice.code, notice.message)
+    reports.send(init_event(begin, course, model, len(train), blas))
+    reports.answer(
+        begin.order,
+        {
+            "run_id": begin.run_id,
+            "run_dir": course.config.run_dir,
+            "total_steps": course.total_steps,
+            "resumed_from": begin.resume_from,
+        },
+    )
+    if past is not None:
+        reports.recall(past.saved.steps)
+        if past.changes:
+            listed = {change.key: {"from": change.old, "to": change.new} for change in past.changes}
+            message = f"The run goes on with other values than {past.folder.name} has: {', '.join(listed)}."
+            reports.log("warn", "resume_changed", message, listed)
