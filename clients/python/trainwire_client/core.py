@@ -1,0 +1,307 @@
+"""What is known of a run, and who waits for which answer: fed by the thread that reads, asked by any other."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainwire_protocol.events import Gap, Heartbeat, Hello, Response
+from trainwire_protocol.rundir import LOG_NAME
+
+from .channel import Channel, Received
+from .delivery import Delivery, Item, seq_of
+from .errors import ClientError, CommandFailed, CommandTimeout, RunEnded, WorkerDied
+from .log import read_range
+from .results import Result, Rung, read_answer
+from .tracker import Tracker
+
+MAX_SEQ = 2**53 - 1
+Send = Callable[[bytes], None]
+
+
+class OpenCommand:
+    """A command without an answer yet; `result` waits for it."""
+
+    def __init__(self, core: "Core", cmd: str) -> None:
+        self._core = core
+        self.cmd = cmd
+        self.future: Future[Any] = Future()
+        # Running futures cannot be cancelled: who stops waiting for an answer does not take the command back.
+        self.future.set_running_or_notify_cancel()
+        self.replayed: list[Item] = []
+
+    def result(self, timeout: float | None) -> Any:
+        """Give the answer. Raises CommandFailed, CommandTimeout, or what ended the run."""
+        try:
+            return self.future.result(timeout)
+        except TimeoutError as error:
+            if isinstance(error, ClientError):
+                raise
+            raise self.timed_out(timeout or 0.0) from None
+
+    def timed_out(self, timeout: float) -> CommandTimeout:
+        """Make the error for an answer that did not come in time."""
+        message = f"{self.cmd} was not answered within {timeout:g} s. {self._core.doing()}"
+        return CommandTimeout(message, cmd=self.cmd, timeout=timeout)
+
+
+class Core:
+    """The state of one run as a client sees it, over all processes that train it."""
+
+    def __init__(self, max_queue: int) -> None:
+        self.tracker = Tracker()
+        self.delivery = Delivery(max_queue, self._refill)
+        self.ended = threading.Event()
+        """Set once nothing more will come: everything that came is in the delivery by then."""
+        self.failure: ClientError | None = None
+        """Why the run is over, if not by an `end` line; set before `ended`."""
+        self.run_dir: Path | None = None
+        self.restarts = 0
+        self.rungs: list[Rung] = []
+        self.describe: Callable[[], str] = lambda: "The worker"
+        self._lock = threading.Lock()
+        self._open: dict[int | str, OpenCommand] = {}
+        self._channel = Channel()
+        self._send: Send | None = None
+        self._last_seq = 0
+        self._restarted = False
+
+    def connect(self, channel: Channel, send: Send | None) -> None:
+        """Send commands through this channel from now on; None: nobody listens."""
+        with self._lock:
+            self._channel, self._send = channel, send
+
+    def request(self, cmd: str, parameters: Mapping[str, Any], send: Send | None = None) -> OpenCommand:
+        """Send a command, by another way than the usual if one is given."""
+        command = OpenCommand(self, cmd)
+        with self._lock:
+            if self.ended.is_set():
+                raise self.over()
+            send = send or self._send
+            if send is None:
+                raise ClientError(f"{cmd}: nobody listens to commands.")
+            id_, line = self._channel.command(cmd, parameters)
+            self._open[id_] = command
+        send(line)
+        return command
+
+    def over(self) -> ClientError:
+        """Make the error for what comes after the end."""
+        if self.failure is not None:
+            return self.failure.with_traceback(None)
+        end, error = self.tracker.end, self.tracker.error
+        outcome = end.outcome if end else "interrupted"
+        why = f": {error.message}" if error is not None and outcome == "failed" else f" ({end.reason})." if end else "."
+        return RunEnded(f"The run has ended as {outcome}{why}", outcome=outcome)
+
+    def doing(self) -> str:
+        """Say what the worker was doing."""
+        return f"{self.describe()} was in {self.tracker.doing()}."
+
+    def receive(self, received: list[Received]) -> None:
+        """Take in what was read, in order: an event is there to be taken before an answer to it is given."""
+        items: list[tuple[Item, int]] = []
+        for line in received:
+            message = line.message
+            if isinstance(message, Response):
+                if items:
+                    self.delivery.put(items)
+                    items = []
+                self._answer(message)
+            elif isinstance(message, Heartbeat):
+                self.tracker.note_heartbeat(message)
+            elif isinstance(message, Gap):
+                if items:
+                    self.delivery.put(items)
+                    items = []
+                self.delivery.put_hole(message.from_seq, message.to_seq, message)
+                self._last_seq = max(self._last_seq, message.to_seq)
+            elif not isinstance(message, Hello):
+                self._take_in(message, line.size, items)
+        if items:
+            self.delivery.put(items)
+
+    def receive_answers(self, received: list[Received]) -> None:
+        """Take in the answers only: the events of a run that is followed come from its log."""
+        for line in received:
+            message = line.message
+            if isinstance(message, Response):
+                self._answer(message)
+            elif isinstance(message, Heartbeat):
+                self.tracker.note_heartbeat(message)
+            elif not isinstance(message, Hello | Gap) and _is_replay(message):
+                self._collect(message)
+
+    def take_from_log(self, items: list[tuple[Item, int]], from_seq: int) -> None:
+        """Take in events of the log; those before `from_seq` are noted, but not delivered."""
+        wanted: list[tuple[Item, int]] = []
+        for item, size in items:
+            if not isinstance(item, dict | Gap):
+                self.tracker.note_event(item)
+            if (seq_of(item) or 0) >= from_seq:
+                wanted.append((item, size))
+        if wanted:
+            self.delivery.put(wanted)
+
+    def disconnect(self, error: ClientError) -> None:
+        """Fail every open command: nobody listens any more."""
+        with self._lock:
+            commands = list(self._open.values())
+            self._open.clear()
+            self._send = None
+        for command in commands:
+            command.future.set_exception(error)
+
+    def _take_in(self, item: Item, size: int, items: list[tuple[Item, int]]) -> None:
+        seq = seq_of(item)
+        if seq is not None:
+            if _is_replay(item):
+                self._collect(item)
+                return
+            if seq <= self._last_seq:
+                return
+            if self._restarted:
+                self._restarted = False
+                if seq > self._last_seq + 1:
+                    self.delivery.put(items)
+                    items.clear()
+                    self.delivery.put_hole(self._last_seq + 1, seq - 1, None)
+            self._last_seq = seq
+        if not isinstance(item, dict | Gap):
+            self.tracker.note_event(item)
+        items.append((item, size))
+
+    def _collect(self, item: Item) -> None:
+        cause = item.get("cause") if isinstance(item, dict) else getattr(item, "cause", None)
+        with self._lock:
+            command = self._open.get(cause) if isinstance(cause, int | str) else None
+        if command is not None:
+            command.replayed.append(item)
+
+    def _answer(self, response: Response) -> None:
+        with self._lock:
+            command = self._open.pop(response.id, None) if response.id is not None else None
+        if command is None:
+            return
+        if response.ok:
+            try:
+                result = read_answer(command.cmd, response.result or {}, response.at_seq)
+            except msgspec.ValidationError as error:
+                message = f"The answer to {command.cmd} cannot be read: {error}."
+                command.future.set_exception(ClientError(message))
+                return
+            command.future.set_result(command.replayed if command.cmd == "replay" else result)
+        else:
+            body = response.error
+            code, message = (body.code, body.message) if body else ("internal", "no reason was given")
+            failed = CommandFailed(
+                f"{command.cmd} failed: {message}",
+                cmd=command.cmd,
+                code=code,
+                hint=body.hint if body else None,
+                details=body.details if body else None,
+            )
+            command.future.set_exception(failed)
+
+    def catch_up(self) -> None:
+        """Take from the log what a dead worker had logged but not delivered."""
+        events = self._refill(self._last_seq + 1, MAX_SEQ)
+        if events is not None:
+            items: list[tuple[Item, int]] = []
+            for event in events:
+                self._take_in(event, 512, items)
+            self.delivery.put(items)
+
+    def _refill(self, first: int, last: int) -> Any:
+        folder = self.run_dir or self.tracker.run_dir
+        return None if folder is None else read_range(Path(folder) / LOG_NAME, first, last)
+
+    def lose(self, error: ClientError, channel: Channel, send: Send | None) -> None:
+        """Fail every open command; what is sent from now on goes to `send`."""
+        with self._lock:
+            commands = list(self._open.values())
+            self._open.clear()
+            self._channel, self._send = channel, send
+            self._restarted = True
+            self.tracker.renew()
+        for command in commands:
+            command.future.set_exception(error)
+
+    def finish(self, failure: ClientError | None = None) -> None:
+        """Say that nothing more will come: with an `end` line, or for the reason given."""
+        self.failure = failure
+        with self._lock:
+            commands = list(self._open.values())
+            self._open.clear()
+            self._send = None
+            self.ended.set()
+        self.delivery.close()
+        for command in commands:
+            command.future.set_exception(self.over())
+
+    def result(self) -> Result:
+        """Give the result of a run that has ended; raises why there is none."""
+        end = self.tracker.end
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+        assert end is not None
+        folder = self.tracker.run_dir or self.run_dir
+        return Result(
+            outcome=end.outcome,
+            reason=end.reason,
+            step=end.step,
+            checkpoint=end.checkpoint,
+            exit_code=end.exit_code,
+            resumable=end.resumable,
+            resume_args=end.resume_args,
+            run_dir=None if folder is None else str(folder),
+            metrics=self.tracker.metrics(),
+            error=self.tracker.error,
+            restarts=self.restarts,
+            shutdown=tuple(self.rungs),
+        )
+
+    def wait_unless_saving(self, seconds: float, save_seconds: float) -> bool:
+        """Wait up to `seconds` for the end, not counting the time of a save; say whether it came."""
+        deadline = time.monotonic() + seconds
+        while True:
+            now = time.monotonic()
+            saving = self.tracker.saving_since
+            if saving is not None and now < saving + save_seconds:
+                deadline = now + seconds
+            if now >= deadline:
+                return self.ended.is_set()
+            if self.ended.wait(min(deadline - now, 0.1)):
+                return True
+
+
+def _is_replay(item: Item) -> bool:
+    if isinstance(item, dict):
+        return bool(item.get("replay"))
+    return not isinstance(item, Gap) and bool(item.replay)
+
+
+def death(core: Core, status: tuple[int | None, str | None], stderr: str, junk: bytes) -> WorkerDied:
+    """Make the error that tells how a worker died."""
+    code, signal_name = status
+    how = f"was ended by {signal_name}" if signal_name else f"left with exit code {code}"
+    checkpoint = core.tracker.last_checkpoint
+    parts = [f"{core.describe()} {how} without an end line, in {core.tracker.doing()}."]
+    if core.restarts:
+        parts.append(f"It had been started again {core.restarts} times.")
+    parts.append(f"The last checkpoint is {checkpoint}." if checkpoint else "It reported no checkpoint.")
+    last_words = (stderr or junk.decode("utf-8", "replace")).strip().splitlines()[-8:]
+    if last_words:
+        parts.append("Its last words:\n" + "\n".join(f"  {line[:300]}" for line in last_words))
+    return WorkerDied(
+        " ".join(parts),
+        exit_code=code,
+        signal=signal_name,
+        stderr=stderr,
+        last_checkpoint=checkpoint,
+        restarts=core.restarts,
+    )

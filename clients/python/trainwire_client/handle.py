@@ -1,0 +1,271 @@
+"""The handle on a run: an iterator of its events, its handlers, and its commands."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from trainwire_protocol.events import EVENT_TYPES, Event, Gap, RunEvent, type_name
+
+from .core import Core, OpenCommand
+from .delivery import Item
+from .errors import ClientError, CommandTimeout, NoWorker
+from .results import (
+    Applied,
+    Evaluated,
+    Generated,
+    Moved,
+    Pong,
+    Result,
+    Saved,
+    Snapshot,
+    Started,
+    Stopped,
+)
+
+QUICK = 10.0
+"""Seconds for what the worker answers by itself."""
+PATIENT = 300.0
+"""Seconds for what takes effect at an update boundary."""
+
+AnyEvent = RunEvent | Gap
+"""What iteration gives: a run's events, and a `gap` where some could be had from nowhere."""
+Handler = TypeVar("Handler", bound=Callable[[Any], Any])
+EVENT_NAMES: tuple[str, ...] = (*(type_name(kind) for kind in EVENT_TYPES), "gap", "*")
+
+
+def check_name(name: str) -> None:
+    """Refuse the name of an event that there is not."""
+    if name not in EVENT_NAMES:
+        raise ClientError(f"There is no event {name!r}. These are: {', '.join(EVENT_NAMES)}.")
+
+
+class Commands:
+    """The commands of a run. Each blocks until the worker answers that it has taken effect.
+
+    They raise CommandFailed if the worker refuses, CommandTimeout after `timeout` seconds, WorkerDied or RunEnded
+    if there is nobody to carry them out. They may be called from any thread.
+    """
+
+    _core: Core
+
+    def _begin(self, cmd: str, parameters: Mapping[str, Any]) -> OpenCommand:
+        return self._core.request(cmd, parameters)
+
+    def _ask(self, cmd: str, timeout: float | None, **parameters: Any) -> Any:
+        return self._begin(cmd, parameters).result(timeout)
+
+    def pause(self, *, timeout: float | None = PATIENT) -> Moved:
+        """Stand still at the next update boundary."""
+        moved: Moved = self._ask("pause", timeout)
+        return moved
+
+    def resume(self, steps: int | None = None, *, timeout: float | None = PATIENT) -> Moved:
+        """Go on; with `steps`, for that many updates, then stand still again."""
+        moved: Moved = self._ask("resume", timeout, steps=steps)
+        return moved
+
+    def checkpoint(self, name: str | None = None, *, timeout: float | None = PATIENT) -> Saved:
+        """Write a checkpoint; `name` is the folder's name within the run folder."""
+        saved: Saved = self._ask("checkpoint", timeout, name=name)
+        return saved
+
+    def stop(self, *, save: bool = True, timeout: float | None = PATIENT) -> Stopped:
+        """End the run gracefully, with a checkpoint unless `save` is false."""
+        stopped: Stopped = self._ask("stop", timeout, save=save)
+        return stopped
+
+    def set(
+        self, values: Mapping[str, Any] | None = None, /, *, timeout: float | None = PATIENT, **keys: Any
+    ) -> Applied:
+        """Change keys of the config while the run trains, all or none: `run.set(learning_rate=5e-5)`."""
+        applied: Applied = self._ask("set", timeout, values={**(values or {}), **keys})
+        return applied
+
+    def eval(self, max_batches: int | None = None, *, timeout: float | None = PATIENT) -> Evaluated:
+        """Evaluate on the validation data, or on the first `max_batches` batches of it."""
+        evaluated: Evaluated = self._ask("eval", timeout, max_batches=max_batches)
+        return evaluated
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, str]] | None = None,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
+        adapter: bool | None = None,
+        timeout: float | None = PATIENT,
+    ) -> Generated:
+        """Let the model answer a prompt or a conversation; with `adapter=False` the base model does.
+
+        The defaults are the worker's: 128 tokens, temperature 0, seed 0.
+        """
+        generated: Generated = self._ask(
+            "generate",
+            timeout,
+            prompt=prompt,
+            messages=None if messages is None else [dict(m) for m in messages],
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            adapter=adapter,
+        )
+        return generated
+
+    def status(self, *, timeout: float | None = QUICK) -> Snapshot:
+        """Ask for one snapshot of the run; the worker answers at once, whatever the engine does."""
+        snapshot: Snapshot = self._ask("status", timeout)
+        return snapshot
+
+    def replay(
+        self,
+        from_seq: int | None = None,
+        to_seq: int | None = None,
+        types: Sequence[str] | None = None,
+        *,
+        timeout: float | None = PATIENT,
+    ) -> list[Item]:
+        """Give stored events again, as a list; they do not come among the live ones."""
+        kinds = None if types is None else list(types)
+        events: list[Item] = self._ask("replay", timeout, from_seq=from_seq, to_seq=to_seq, types=kinds)
+        return events
+
+    def ping(self, *, timeout: float | None = QUICK) -> Pong:
+        """Ask for a sign of life."""
+        pong: Pong = self._ask("ping", timeout)
+        return pong
+
+
+class Handle(Commands):
+    """A run: iterate over it for its events, call its commands, wait for its result, leave it by `with`.
+
+    One thread at a time consumes events, by iterating or by `wait`; handlers run in that thread.
+    """
+
+    def __init__(self, core: Core, on_unknown: Callable[[dict[str, Any]], Any] | None) -> None:
+        self._core = core
+        self._on_unknown = on_unknown
+        self._handlers: dict[str, list[Callable[[Any], Any]]] = {}
+        self._batch: deque[Item] = deque()
+        self._consuming = threading.RLock()
+        self._consumer: int | None = None
+        self._start: OpenCommand | None = None
+
+    def started(self, timeout: float | None = None) -> Started:
+        """Wait until the run is ready to train. Raises CommandFailed if the start was refused."""
+        if self._start is None:
+            raise ClientError("This run was not started here.")
+        started: Started = self._start.result(timeout)
+        return started
+
+    def on(self, name: str, handler: Handler | None = None) -> Any:
+        """Call `handler(event)` for each event of this type ("*": of any), in the thread that consumes.
+
+        Without a handler it is a decorator. What a handler raises reaches the consumer.
+        """
+        check_name(name)
+        if handler is None:
+            return lambda function: self.on(name, function)
+        self._handlers.setdefault(name, []).append(handler)
+        return handler
+
+    def off(self, name: str, handler: Callable[[Any], Any]) -> None:
+        """Call `handler` no more."""
+        check_name(name)
+        if handler in self._handlers.get(name, []):
+            self._handlers[name].remove(handler)
+
+    def _concerned(self, event: Event | Gap) -> list[Callable[[Any], Any]]:
+        if not self._handlers:
+            return []
+        name = str(event.__struct_config__.tag)
+        return [*self._handlers.get(name, ()), *self._handlers.get("*", ())]
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> AnyEvent:
+        with self._consuming:
+            self._consumer = threading.get_ident()
+            event = self._next(None)
+            if event is None:
+                self._consumer = None
+                if self._core.failure is not None and not isinstance(self._core.failure, NoWorker):
+                    raise self._core.failure.with_traceback(None)
+                raise StopIteration
+            return event
+
+    def _next(self, deadline: float | None) -> AnyEvent | None:
+        """Give the next event, its handlers called; None at the end or when the time is over."""
+        while True:
+            while self._batch:
+                item = self._batch.popleft()
+                if not isinstance(item, dict):
+                    for handler in self._concerned(item):
+                        handler(item)
+                    return item
+                if self._on_unknown is not None:
+                    self._on_unknown(item)
+            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            batch = self._core.delivery.take(timeout)
+            if not batch and (deadline is not None or self._core.delivery.finished):
+                return None
+            self._batch.extend(batch)
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Wait for the run's end and give its result; the events that remain go to the handlers.
+
+        While another thread iterates, they are left to it. Raises WorkerDied if there is no `end` line, and
+        CommandTimeout after `timeout` seconds. A failed run is a result too: `wait().check()` raises for it.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not (self._core.ended.is_set() and self._core.delivery.finished and not self._batch):
+            left = 0.2 if deadline is None else min(0.2, deadline - time.monotonic())
+            if left <= 0:
+                raise CommandTimeout(
+                    f"The run did not end within {timeout:g} s. {self._core.doing()}",
+                    cmd="wait",
+                    timeout=timeout or 0,
+                )
+            if self._consumed_elsewhere():
+                if self._core.ended.wait(left):
+                    break
+            elif self._consuming.acquire(timeout=left):
+                try:
+                    self._next(time.monotonic() + left)
+                finally:
+                    self._consuming.release()
+        return self._core.result()
+
+    def _consumed_elsewhere(self) -> bool:
+        consumer = self._consumer
+        if consumer is None or consumer == threading.get_ident():
+            return False
+        return any(thread.ident == consumer for thread in threading.enumerate())
+
+    @property
+    def run_dir(self) -> str | None:
+        """The run folder, as soon as it is known."""
+        folder = self._core.tracker.run_dir or self._core.run_dir
+        return None if folder is None else str(folder)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self._core.ended.is_set()
+
+    def close(self) -> None:
+        """Let go of the run."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

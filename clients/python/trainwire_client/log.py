@@ -1,0 +1,249 @@
+"""Reads a run's folder without its worker: the log's events, the metrics' history, the newest checkpoint."""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from trainwire_protocol.coalesce import merge_steps
+from trainwire_protocol.codec import decode_message
+from trainwire_protocol.events import Attempt, EvalEnd, Generation, Message, Step, Transport
+from trainwire_protocol.rundir import LOG_NAME, CheckpointInfo, list_checkpoints, newest_whole_checkpoint
+
+from .delivery import Item, seq_of
+from .errors import ClientError
+
+_TRANSPORT = ("hello", "response", "heartbeat", "gap")
+_ATTEMPT_MARK = b'"type":"attempt"'
+
+
+class Series(msgspec.Struct, frozen=True):
+    """One metric over a run: `values[i]` belongs to update `steps[i]`; None where it was not finite."""
+
+    steps: list[int]
+    values: list[float | None]
+
+
+class _Place(msgspec.Struct):
+    seq: int = 0
+
+
+class _Brief(msgspec.Struct):
+    type: str = ""
+    seq: int = 0
+    step: int = 0
+
+
+_place_decoder = msgspec.json.Decoder(_Place)
+_brief_decoder = msgspec.json.Decoder(_Brief)
+
+
+def log_path(run_dir: str | os.PathLike[str]) -> Path:
+    """Name a run's log. Raises ClientError if the folder has none."""
+    path = Path(run_dir).absolute() / LOG_NAME
+    if not path.is_file():
+        raise ClientError(f"{path.parent} is no run: there is no {LOG_NAME} in it.")
+    return path
+
+
+def decode_log_line(line: bytes) -> Item | None:
+    """Read one line of a log; None for what is no event."""
+    try:
+        message: Message | dict[str, Any] = decode_message(line)
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        return None
+    if isinstance(message, dict):
+        return None if message["type"] in _TRANSPORT else message
+    return None if isinstance(message, Transport) else message
+
+
+def _seq_behind(file: BinaryIO, offset: int) -> int | None:
+    """Give the `seq` of the first whole line that begins behind `offset`."""
+    file.seek(offset)
+    if offset:
+        file.readline()
+    line = file.readline()
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        return _place_decoder.decode(line).seq
+    except msgspec.MsgspecError:
+        return None
+
+
+def read_range(path: Path, first: int, last: int) -> Iterator[Item] | None:
+    """Read the events whose `seq` lies within `first` and `last`; None if the log cannot be read.
+
+    The first one is found by bisection, since `seq` rises along the file.
+    """
+    try:
+        file = path.open("rb")
+    except OSError:
+        return None
+    return _read_range(file, first, last)
+
+
+def _read_range(file: BinaryIO, first: int, last: int) -> Iterator[Item]:
+    with file:
+        low, high = 0, file.seek(0, os.SEEK_END)
+        while high - low > 1 << 16:
+            middle = (low + high) // 2
+            seq = _seq_behind(file, middle)
+            if seq is None or seq >= first:
+                high = middle
+            else:
+                low = middle
+        file.seek(low)
+        if low:
+            file.readline()
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            item = decode_log_line(line)
+            seq = None if item is None else seq_of(item)
+            if item is None or seq is None or seq < first:
+                continue
+            if seq > last:
+                return
+            yield item
+
+
+class Tail:
+    """Reads a growing log piece by piece; half a last line waits for the rest."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._rest = b""
+
+    def read(self) -> list[bytes]:
+        """Give the whole lines that were written since the last call, a MiB at most."""
+        data = self._file.read(1 << 20)
+        if not data:
+            # A worker that repairs the log cuts half a line away: what was held of it is not there any more.
+            if self._file.tell() > os.fstat(self._file.fileno()).st_size:
+                self._file.seek(-len(self._rest), os.SEEK_CUR)
+                self._rest = b""
+            return []
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        return lines
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Timeline:
+    """Tells which events belong to an abandoned timeline.
+
+    A resumed attempt makes the `step`, `eval_end` and `generation` events of earlier attempts void whose step lies
+    above the one it went on from.
+    """
+
+    def __init__(self, attempts: Sequence[tuple[int, int]]) -> None:
+        steps = [step for _, step in attempts]
+        floors = list(itertools.accumulate(reversed(steps), min))[::-1]
+        self._cuts = [(seq, floor) for (seq, _), floor in zip(attempts, floors, strict=True)]
+
+    @classmethod
+    def of(cls, path: Path) -> "Timeline":
+        """Find the attempts of a log as it is now."""
+        attempts: list[tuple[int, int]] = []
+        with path.open("rb") as file:
+            for line in file:
+                if _ATTEMPT_MARK in line:
+                    event = decode_log_line(line)
+                    if isinstance(event, Attempt) and event.seq is not None:
+                        attempts.append((event.seq, event.resumed_from_step or 0))
+        return cls(attempts[1:])
+
+    def holds(self, seq: int, step: int) -> bool:
+        """Say whether what happened at `step` still counts."""
+        return next((step <= floor for cut, floor in self._cuts if seq < cut), True)
+
+    def is_valid(self, item: Item) -> bool:
+        """Say whether an event still counts."""
+        if isinstance(item, Step | EvalEnd | Generation) and item.seq is not None:
+            return self.holds(item.seq, item.step)
+        return True
+
+
+_EVAL_METRICS = tuple(f.name for f in msgspec.structs.fields(EvalEnd) if f.name in ("valid_loss", "tokens", "ms"))
+_STEP_METRICS = tuple(
+    f.name
+    for f in msgspec.structs.fields(Step)
+    if f.name not in ("truncated", "more", "non_finite", "seq", "cause", "replay", "step")
+)
+METRICS: tuple[str, ...] = (*_STEP_METRICS, *_EVAL_METRICS, "valid_perplexity", "valid_token_accuracy")
+"""The names that `history` takes: the numbers of `step` events, and those of `eval_end`."""
+_EVAL_FIELD = {"valid_perplexity": "perplexity", "valid_token_accuracy": "token_accuracy"}
+
+
+def _valid_events(path: Path, kind: str, timeline: Timeline) -> Iterator[bytes]:
+    mark = f'"type":"{kind}"'.encode()
+    with path.open("rb") as file:
+        for line in file:
+            if mark in line and line.endswith(b"\n"):
+                try:
+                    brief = _brief_decoder.decode(line)
+                except msgspec.MsgspecError:
+                    continue
+                if brief.type == kind and timeline.holds(brief.seq, brief.step):
+                    yield line
+
+
+def _decoded(lines: Iterator[bytes], kind: type[Any]) -> Iterator[Any]:
+    return (event for event in map(decode_log_line, lines) if isinstance(event, kind))
+
+
+def _chunks(events: Iterator[Any], count: int, max_points: int | None, join: Callable[[Any, Any], Any]) -> list[Any]:
+    size = 1 if not max_points else -(-count // max_points)
+    points: list[Any] = []
+    for number, event in enumerate(events):
+        if number % size:
+            points[-1] = join(points[-1], event)
+        else:
+            points.append(event)
+    return points
+
+
+def history(
+    run_dir: str | os.PathLike[str], metrics: Sequence[str] = ("loss",), max_points: int | None = None
+) -> dict[str, Series]:
+    """Read metrics of a run, living or over, from its log: for each name a Series along the valid timeline.
+
+    `metrics` are names of METRICS: the fields of `step` events, and `valid_loss`, `valid_perplexity`,
+    `valid_token_accuracy`, `tokens`, `ms` of evaluations. With `max_points`, neighbouring step events are put
+    together (sums summed, means weighted by their tokens), and of neighbouring evaluations the last is kept.
+    """
+    path = log_path(run_dir)
+    for name in metrics:
+        if name not in METRICS:
+            raise ClientError(f"There is no metric {name!r}. These are: {', '.join(METRICS)}.")
+    timeline = Timeline.of(path)
+    found: dict[str, Series] = {}
+    for kind, type_, names, join in (
+        ("step", Step, [m for m in metrics if m in _STEP_METRICS], merge_steps),
+        ("eval_end", EvalEnd, [m for m in metrics if m not in _STEP_METRICS], lambda a, b: b),
+    ):
+        if names:
+            count = sum(1 for _ in _valid_events(path, kind, timeline)) if max_points else 0
+            points = _chunks(_decoded(_valid_events(path, kind, timeline), type_), count, max_points, join)
+            for name in names:
+                field = _EVAL_FIELD.get(name, name)
+                found[name] = Series([p.step for p in points], [getattr(p, field) for p in points])
+    return {name: found[name] for name in metrics}
+
+
+def latest_checkpoint(run_dir: str | os.PathLike[str], *, verify: bool = True) -> CheckpointInfo | None:
+    """Find a run's newest checkpoint: `path`, `step`, `bytes`, `manifest`; None if there is none.
+
+    With `verify` only one whose files have the sizes and hashes of its manifest counts.
+    """
+    folder = Path(run_dir).absolute()
+    if not verify:
+        return next(iter(list_checkpoints(folder)), None)
+    return newest_whole_checkpoint(folder)[0]

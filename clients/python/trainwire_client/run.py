@@ -1,0 +1,221 @@
+"""A run whose worker is a child of this process: spawned, supervised, brought down by a ladder, or let go."""
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .channel import Channel
+from .core import Core, OpenCommand, death
+from .errors import ClientError, CommandTimeout, NoWorker, ProtocolMismatch, WorkerDied
+from .handle import QUICK, Handle
+from .process import Shutdown, WorkerProcess
+from .results import Result, Rung
+
+SERVE = "serve"
+"""What is appended to the command: the death of this process then stops the run gracefully."""
+
+
+class Supervision(msgspec.Struct, frozen=True):
+    """A worker that died is started again at most `restarts` times within `seconds`."""
+
+    restarts: int = 5
+    seconds: float = 180.0
+
+
+class Run(Handle):
+    """A run of our own. Leaving its `with` block stops it gracefully; `detach` leaves it running."""
+
+    def __init__(
+        self,
+        start: Mapping[str, Any],
+        *,
+        run_dir: Path | None,
+        command: Sequence[str],
+        worker_args: Sequence[str] = (),
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        supervision: Supervision | None = None,
+        shutdown: Shutdown = Shutdown(),  # noqa: B008 - frozen
+        on_unknown: Callable[[dict[str, Any]], Any] | None = None,
+        max_queue: int,
+        cmd: str = "start",
+    ) -> None:
+        super().__init__(Core(max_queue), on_unknown)
+        self._core.run_dir = run_dir
+        self._cmd, self._parameters = cmd, dict(start)
+        self._command, self._arguments = list(command), [SERVE, *worker_args]
+        self._cwd, self._env = cwd, env
+        self._supervision, self._shutdown = supervision, shutdown
+        self._deaths: deque[float] = deque()
+        self._closing = False
+        self._greeted = threading.Event()
+        self._gate = threading.Lock()
+        self._core.describe = lambda: f"The worker (pid {self._process.pid})"
+        self._spawn()
+        self._core.connect(self._channel, self._send)
+        self._process.start()
+
+    def _spawn(self) -> None:
+        self._channel = Channel()
+        self._begun, self._held = False, list[bytes]()
+        self._process = WorkerProcess(
+            self._command,
+            self._arguments,
+            cwd=self._cwd,
+            env=self._env,
+            shutdown=self._shutdown,
+            on_data=self._on_data,
+            on_closed=self._on_closed,
+        )
+
+    def _send(self, line: bytes) -> None:
+        """Send a command, but none before the one that begins the run."""
+        with self._gate:
+            if self._begun:
+                self._process.send(line)
+            else:
+                self._held.append(line)
+
+    def _begin_run(self) -> None:
+        self._start = self._core.request(self._cmd, self._parameters, self._process.send)
+        with self._gate:
+            self._begun = True
+            for line in self._held:
+                self._process.send(line)
+        self._greeted.set()
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id; it leads a process group of its own."""
+        return self._process.pid
+
+    @property
+    def stderr(self) -> str:
+        """The last lines that the worker wrote to stderr, at most 64 KiB."""
+        return self._process.stderr
+
+    @property
+    def junk(self) -> int:
+        """How many lines on the worker's stdout were no protocol lines."""
+        return self._channel.junk
+
+    @property
+    def rungs(self) -> tuple[Rung, ...]:
+        """The rungs of the shutdown ladder that were needed, with their durations."""
+        return tuple(self._core.rungs)
+
+    def _on_data(self, data: bytes) -> None:
+        try:
+            received = self._channel.feed(data)
+        except ProtocolMismatch as mismatch:
+            self._core.failure = mismatch
+            self._process.leaving = True
+            self._process.close_stdin()
+            self._greeted.set()
+            return
+        if received and self._core.failure is None:
+            if self._channel.hello is not None and not self._begun:
+                self._begin_run()
+            self._core.receive(received)
+            self._process.leaving = self._core.tracker.end is not None
+
+    def _on_closed(self) -> None:
+        core = self._core
+        if core.failure is not None or core.tracker.end is not None:
+            core.finish(core.failure)
+        else:
+            core.catch_up()
+            error = death(core, self._process.status, self._process.stderr, self._channel.junk_tail)
+            if core.tracker.end is not None or not self._restart(error):
+                core.finish(None if core.tracker.end is not None else error)
+        self._greeted.set()
+
+    def _restart(self, error: WorkerDied) -> bool:
+        rule = self._supervision
+        if rule is None or self._closing or self._start is None:
+            return False
+        now = time.monotonic()
+        while self._deaths and now - self._deaths[0] > rule.seconds:
+            self._deaths.popleft()
+        if len(self._deaths) >= rule.restarts:
+            return False
+        self._deaths.append(now)
+        self._core.restarts += 1
+        self._parameters |= {"resume": "auto", "overwrite": False}
+        try:
+            self._spawn()
+        except (ClientError, OSError):
+            return False
+        self._core.lose(error, self._channel, self._send)
+        self._process.start()
+        return True
+
+    def wait_for_hello(self, timeout: float) -> None:
+        """Wait for the worker's first line. Raises what came instead."""
+        if not self._greeted.wait(timeout):
+            self._closing = True
+            self._process.signal_group(signal.SIGKILL)
+            self._process.join(5)
+            noise = f" Its stderr says:\n{self.stderr.strip()[-2000:]}" if self.stderr.strip() else ""
+            raise CommandTimeout(
+                f"The worker (pid {self.pid}) printed no hello line within {timeout:g} s.{noise}",
+                cmd="hello",
+                timeout=timeout,
+            )
+        if self._core.failure is not None:
+            self._process.join()
+            raise self._core.failure.with_traceback(None)
+
+    def first_answer(self, timeout: float | None) -> Any:
+        """Wait for the answer to the command that this worker was started for."""
+        assert self._start is not None
+        return self._start.result(timeout)
+
+    def close(self) -> None:
+        """Bring the worker down by the ladder: stop, end of stdin, SIGTERM, SIGKILL; each rung only if needed.
+
+        Does nothing if the run has ended. `rungs` tells what was needed.
+        """
+        self._closing = True
+        pace = self._shutdown
+        ladder: list[tuple[str, Callable[[], Any], float]] = [
+            ("stop", self._ask_to_stop, pace.stop),
+            ("stdin", lambda: self._process.close_stdin(), pace.stdin),
+            ("terminate", lambda: self._process.signal_group(signal.SIGTERM, signal.SIGCONT), pace.terminate),
+            ("kill", lambda: self._process.signal_group(signal.SIGKILL), pace.exit),
+        ]
+        for name, act, seconds in ladder:
+            if self._core.ended.is_set():
+                break
+            began = time.monotonic()
+            act()
+            self._core.wait_unless_saving(seconds, pace.save)
+            self._core.rungs.append(Rung(name, time.monotonic() - began))
+        self._process.join(pace.exit)
+
+    def _ask_to_stop(self) -> OpenCommand | None:
+        try:
+            return self._core.request("stop", {})
+        except ClientError:
+            return None
+
+    def detach(self, *, timeout: float | None = QUICK) -> None:
+        """Leave the run running without this process; `attach(run_dir)` follows and steers it."""
+        self._ask("detach", timeout)
+        self._closing = True
+        folder = self.run_dir
+        self._core.failure = NoWorker(f"This client has let go of the run; attach({folder!r}) follows it.")
+        self._process.let_go()
+        self._process.join()
+
+    def wait(self, timeout: float | None = None) -> Result:
+        result = super().wait(timeout)
+        self._process.join(self._shutdown.exit)
+        return result

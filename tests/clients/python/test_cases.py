@@ -1,0 +1,197 @@
+"""Plays the scripted cases that both clients share: `clients/cases/README.md` describes their format."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import trainwire_client as tw
+from trainwire_client.testing import LINES, fake_worker
+from trainwire_client.testing.fake_worker import FakeWorker, matches
+from trainwire_protocol.events import EVENT_TYPES, type_name
+
+CASES = Path(__file__).parents[3] / "clients" / "cases"
+NAMES = sorted(path.stem for path in CASES.glob("*.json") if path.stem != "lines")
+WAIT_SECONDS = 30.0
+
+
+def plain(value: Any) -> Any:
+    """Turn results, events and errors into JSON values."""
+    if isinstance(value, Exception):
+        return {**vars(value), "signal": getattr(value, "signal", None)}
+    return msgspec.to_builtins(value)
+
+
+class Player:
+    """Does what a case's client does."""
+
+    def __init__(self, case: dict[str, Any], folder: Path) -> None:
+        self.case = case
+        self.folder = folder / "run"
+        self.folder.mkdir()
+        self.kit = folder / "kit"
+        self.kit.mkdir()
+        self.run: Any = None
+        self.read: list[Any] = []
+        self.unknown: list[dict[str, Any]] = []
+        self.begun: dict[str, tuple[threading.Thread, list[Any]]] = {}
+        self.filler = FakeWorker({}, 1, LINES, str(self.folder))
+        self.write_files()
+
+    def write_files(self) -> None:
+        for name, lines in self.case.get("files", {}).items():
+            with (self.folder / name).open("w") as file:
+                for line in lines:
+                    file.write(
+                        line
+                        if isinstance(line, str)
+                        else json.dumps(self.filler.line(line), separators=(",", ":")) + "\n"
+                    )
+
+    def play(self) -> None:
+        try:
+            for action in self.case["client"]:
+                began = time.monotonic()
+                self.act(self.filler.fill(action))
+                assert time.monotonic() - began < action.get("within", WAIT_SECONDS)
+        finally:
+            if self.run is not None:
+                self.run.close()
+            for thread, _ in self.begun.values():
+                thread.join(WAIT_SECONDS)
+
+    def act(self, action: dict[str, Any]) -> None:
+        match action:
+            case {"launch": options}:
+                self.check(action, lambda: self.launch(**options))
+            case {"attach": options}:
+                self.check(action, lambda: self.keep(tw.attach(self.folder, on_unknown=self.unknown.append, **options)))
+            case {"history": arguments}:
+                self.check(action, lambda: tw.history(self.folder, **arguments))
+            case {"read": "all"}:
+                self.check(action, lambda: self.read.extend(self.each()))
+            case {"read": count}:
+                self.read.extend(next(self.run) for _ in range(count))
+            case {"read_until": name}:
+                while not self.read or type_name(type(self.read[-1])) != name:
+                    self.read.append(next(self.run))
+            case {"begin": label, "call": name}:
+                self.begin(label, name, action.get("args", {}))
+            case {"finish": label}:
+                thread, outcome = self.begun[label]
+                thread.join(WAIT_SECONDS)
+                self.check(action, lambda: self.reveal(outcome[0]))
+            case {"call": name}:
+                self.check(action, lambda: getattr(self.run, name)(**action.get("args", {})))
+            case {"wait": pattern}:
+                self.check({"returns": pattern, **action}, lambda: self.run.wait(WAIT_SECONDS))
+            case {"close": _}:
+                self.run.close()
+            case {"until": {"heard": name}}:
+                self.hear(name)
+            case {"expect": expected}:
+                for key, value in expected.items():
+                    assert self.compare(key, value), f"{key}: expected {value}, got {self.facts(key)}"
+            case _:
+                raise AssertionError(f"unknown action: {action}")
+
+    def keep(self, run: Any) -> None:
+        self.run = run
+
+    def launch(self, **options: Any) -> None:
+        config = {"model": "model", "data": "data.jsonl", "run_dir": str(self.folder)}
+        command = fake_worker(self.case, folder=self.kit)
+        self.keep(tw.launch(config, command=command, on_unknown=self.unknown.append, **options))
+
+    def each(self) -> Iterator[Any]:
+        # Not list(run): what was read before an error must be kept.
+        yield from self.run
+
+    def begin(self, label: str, name: str, arguments: dict[str, Any]) -> None:
+        outcome: list[Any] = []
+
+        def call() -> None:
+            try:
+                outcome.append(getattr(self.run, name)(**arguments))
+            except tw.ClientError as error:
+                outcome.append(error)
+
+        self.begun[label] = threading.Thread(target=call), outcome
+        self.begun[label][0].start()
+
+    def reveal(self, outcome: Any) -> Any:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def hear(self, name: str) -> None:
+        kind = next(kind for kind in EVENT_TYPES if type_name(kind) == name)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while kind not in self.run._core.tracker.heard:
+            assert time.monotonic() < deadline, f"{name} did not come"
+            time.sleep(0.002)
+
+    def check(self, action: dict[str, Any], do: Any) -> None:
+        expected = action.get("raises")
+        if expected is None:
+            value = do()
+            if "returns" in action:
+                assert matches(action["returns"], plain(value)), f"{action} gave {value}"
+            return
+        with pytest.raises(getattr(tw, expected["error"])) as caught:
+            do()
+        said = str(caught.value)
+        assert all(text in said for text in expected.get("says", [])), f"{expected} not in {said}"
+        attributes = {key: value for key, value in expected.items() if key not in ("error", "says")}
+        assert matches(attributes, plain(caught.value)), f"{attributes} not in {vars(caught.value)}"
+
+    def facts(self, key: str) -> Any:
+        """Give what an expectation of this name is about."""
+        lines = [plain(event) for event in self.read]
+        steps = [line for line in lines if line["type"] == "step"]
+        match key:
+            case "types" | "not":
+                return [line["type"] for line in lines]
+            case "events" | "has":
+                return lines
+            case "seqs":
+                return [line["seq"] for line in lines if "seq" in line]
+            case "steps":
+                return [line["step"] for line in steps]
+            case "updates":
+                return sum(line["updates"] for line in steps)
+            case "tokens":
+                return sum(line["total_tokens"] for line in steps)
+            case "at_most":
+                return len(lines)
+            case "unknown":
+                return self.unknown
+            case "shutdown":
+                return [rung.name for rung in self.run.rungs]
+            case "alive":
+                return self.run._process.alive
+        return getattr(self.run, key)
+
+    def compare(self, key: str, expected: Any) -> bool:
+        fact = self.facts(key)
+        match key:
+            case "has":
+                return all(any(matches(pattern, line) for line in fact) for pattern in expected)
+            case "not":
+                return not set(expected) & set(fact)
+            case "at_most":
+                return bool(fact <= expected)
+            case "stderr":
+                return expected in fact
+        return matches(expected, fact)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_client_keeps_the_promise_of_the_case(name: str, tmp_path: Path) -> None:
+    case = json.loads((CASES / f"{name}.json").read_text())
+    Player(case, tmp_path).play()
