@@ -14,7 +14,7 @@ from trainwire_engine.data.options import Options
 from trainwire_engine.data.parse import parse_row
 from trainwire_engine.data.render import Rendered, Renderer, RowDropped
 from trainwire_engine.data.rows import RowError, Shape, Tokens
-from trainwire_engine.template import Span
+from trainwire_engine.data.words import WordEncoder
 from trainwire_engine.tokenizer import Tokenizer
 from trainwire_protocol.errors import DatasetInvalid
 
@@ -46,6 +46,7 @@ class Encoder:
         self._tokenizer = tokenizer
         self._options = options
         self._render = Renderer(tokenizer, options.train_on)
+        self._words = WordEncoder.of(tokenizer.backend)
 
     def __call__(self, path: str, shape: Shape, rows: Sequence[RawRow]) -> Encoded:
         """Encode rows of one file. Raises DatasetInvalid at the first row that cannot be used."""
@@ -58,8 +59,7 @@ class Encoder:
                 result.drop(drop.reason, row.line)
             except RowError as error:
                 raise row_invalid(path, row.line, error) from None
-        texts = [item.text for _, item in rendered if isinstance(item, Rendered)]
-        encodings = iter(self._tokenizer.backend.encode_batch(texts, add_special_tokens=False))
+        encoded = iter(self._encode([item for _, item in rendered if isinstance(item, Rendered)]))
         for line, item in rendered:
             if isinstance(item, Tokens):
                 ids = np.array(item.ids, np.int64)
@@ -67,7 +67,7 @@ class Encoder:
                     raise row_invalid(path, line, RowError("input_ids", f"{ids.max()} is no token id"))
                 tokens, trained = ids.astype(np.int32), np.array(item.labels, np.int64) != -100
             else:
-                tokens, trained = self._tokens(item, next(encodings))
+                tokens, trained = self._with_ends(item, *next(encoded))
             self._add(result, path, line, tokens, trained)
         return result
 
@@ -78,16 +78,29 @@ class Encoder:
             raise RowError("row", "it is larger than 64 MB", "Split it, or set on_overlong = drop.")
         return self._render(shape.parse(parse_row(row.data), self._tokenizer.has_template))
 
-    def _tokens(self, item: Rendered, encoding: Any) -> tuple[np.ndarray, np.ndarray]:
-        ids = encoding.ids
-        trained = mask_of(len(ids), encoding, item.spans)
+    def _encode(self, items: Sequence[Rendered]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Ids and masks of texts. A token is trained if its first character lies in a trained span."""
+        texts = [item.text for item in items]
+        places = [[place for span in item.spans for place in span] for item in items]
+        if self._words is not None:
+            found = self._words(texts, places)
+        else:
+            encodings = self._tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+            found = [
+                (np.array(encoding.ids, np.int32), [first_token(encoding, place) for place in cuts])
+                for encoding, cuts in zip(encodings, places)
+            ]
+        return [(ids, _mask(len(ids), firsts)) for ids, firsts in found]
+
+    def _with_ends(self, item: Rendered, ids: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Add the marks around a plain text, where the text has not got them already."""
         if not item.ends:
-            return np.array(ids, np.int32), trained
+            return ids, trained
         prefix, eos = self._tokenizer.text_prefix, self._tokenizer.eos_id
-        head = prefix if ids[: len(prefix)] != prefix else []
-        tail = [eos] if eos is not None and ids[-1:] != [eos] else []
+        head = prefix if ids[: len(prefix)].tolist() != prefix else []
+        tail = [eos] if eos is not None and ids[-1:].tolist() != [eos] else []
         marks = [np.zeros(len(head), bool), trained, np.ones(len(tail), bool)]
-        return np.array([*head, *ids, *tail], np.int32), np.concatenate(marks)
+        return np.concatenate([np.array(head, np.int32), ids, np.array(tail, np.int32)]), np.concatenate(marks)
 
     def _add(self, result: Encoded, path: str, line: int, tokens: np.ndarray, trained: np.ndarray) -> None:
         limit, overlong = self._options.max_seq_length, self._options.on_overlong
@@ -110,22 +123,22 @@ class Encoder:
         return None
 
 
-def mask_of(length: int, encoding: Any, spans: Sequence[Span]) -> np.ndarray:
-    """Mark the tokens whose first character lies in one of the spans (characters, sorted, apart)."""
+def _mask(length: int, firsts: Sequence[int]) -> np.ndarray:
+    """Mark the tokens from each even entry up to the next odd one."""
     mask = np.zeros(length, bool)
-    for start, end in spans:
-        mask[_first_token(encoding, length, start) : _first_token(encoding, length, end)] = True
+    for start, end in zip(firsts[::2], firsts[1::2]):
+        mask[start:end] = True
     return mask
 
 
-def _first_token(encoding: Any, length: int, position: int) -> int:
-    """The first token that begins at or after a character."""
+def first_token(encoding: Any, position: int) -> int:
+    """The first token of an encoding that begins at or behind a character."""
     if position == 0:
         return 0
     index = encoding.char_to_token(position)
     if index is None:
         # No token covers the character: it is the end, or the tokenizer drops it.
-        return bisect.bisect_left(encoding.offsets, (position,), hi=length)
+        return bisect.bisect_left(encoding.offsets, (position,))
     start, _ = encoding.token_to_chars(index)
     return int(index) if start >= position else int(index) + 1
 
