@@ -1,0 +1,285 @@
+'use strict'
+
+const { setTimeout: sleep } = require('node:timers/promises')
+
+const { aborted } = require('./channel.js')
+const { latestCheckpoint } = require('./checkpoints.js')
+const { CommandFailed, NoWorker, RunEnded, WorkerDied } = require('./errors.js')
+const { Run } = require('./run.js')
+const { HELLO_TIMEOUT, SHUTDOWN, WorkerProcess } = require('./worker.js')
+
+const SUPERVISE = { restarts: 5, within: 180_000 }
+/** How long a worker that refused `start` may take to leave by itself, in ms. */
+const REFUSAL_GRACE = 1000
+
+/** A run whose worker this process has started. */
+class LaunchedRun extends Run {
+  #options
+  #config
+  #worker
+  #end
+  #ready
+  #closing
+  #detached = false
+  #stopping = false
+  #restartTimes = []
+  #afterRestart = false
+  #waitingRoom = []
+  #rungs = []
+
+  /** How often the worker was started again. */
+  restarts = 0
+  constructor(config, options) {
+    super(options)
+    this.#config = config
+    this.#options = options
+  }
+
+  get pid() {
+    return this.#worker.pid
+  }
+
+  /** The end of what the worker wrote on stderr. */
+  get stderr() {
+    return this.#worker.stderr
+  }
+
+  /** How many lines of the worker were no messages. */
+  get junk() {
+    return this.#worker.channel.junk
+  }
+
+  async _begin() {
+    await this.#spawn(this.#options.resume)
+    const { signal } = this.#options
+    if (!signal) return
+    const onAbort = () => {
+      this._abort(aborted(signal))
+      this.close()
+    }
+    signal.addEventListener('abort', onAbort, { once: true })
+    this.once('close', () => signal.removeEventListener('abort', onAbort))
+    if (signal.aborted) onAbort()
+  }
+
+  async #spawn(resume) {
+    const { command, cwd, env, workerArgs = [], helloTimeout = HELLO_TIMEOUT } = this.#options
+    const worker = new WorkerProcess(
+      command,
+      {
+        cwd,
+        env,
+        args: workerArgs,
+        times: { ...SHUTDOWN, ...this.#options.shutdown },
+      },
+      {
+        onMessage: (message) => this.#admit(() => this.#message(message)),
+        onJunk: (line) => this.emit('junk', line),
+        onStderr: (text) => this.emit('stderr', text),
+        onClose: (status) => this.#admit(() => worker.greeted && this.#closed(status)),
+      },
+    )
+    this.#worker = worker
+    const { signal } = this.#options
+    // Until the caller holds the run and could listen, what arrives waits.
+    this.#waitingRoom = []
+    const onAbort = () => worker.signal('SIGKILL')
+    signal?.addEventListener('abort', onAbort, { once: true })
+    try {
+      this.hello = await worker.greeting(helloTimeout)
+    } catch (error) {
+      this.#waitingRoom = undefined
+      worker.closeStdin()
+      worker.signal('SIGKILL')
+      await worker.gone
+      throw signal?.aborted ? aborted(signal) : error
+    } finally {
+      signal?.removeEventListener('abort', onAbort)
+    }
+    this.#start(resume)
+    setImmediate(() => this.#openDoor())
+    this._updateHold()
+  }
+
+  #admit(act) {
+    if (this.#waitingRoom) this.#waitingRoom.push(act)
+    else act()
+  }
+
+  #openDoor() {
+    const waiting = this.#waitingRoom ?? []
+    this.#waitingRoom = undefined
+    for (const act of waiting) act()
+  }
+
+  #start(resume) {
+    const { overwrite, linger } = this.#options
+    const parameters = { config: this.#config }
+    if (resume !== undefined) parameters.resume = resume
+    // A worker that is started again must not wipe what the first one wrote.
+    if (overwrite && this.restarts === 0) parameters.overwrite = true
+    if (linger) parameters.linger = true
+    const worker = this.#worker
+    worker.channel.request('start', parameters).then(
+      ({ result }) => {
+        this.runId ??= result?.run_id ?? null
+        this.runDir ??= result?.run_dir ?? null
+      },
+      (error) => {
+        // The worker says the same in `error` and `end`, and leaves; one that does not has nothing to do any more.
+        if (error instanceof CommandFailed) setTimeout(() => worker.closeStdin(), REFUSAL_GRACE).unref()
+      },
+    )
+  }
+
+  #message(message) {
+    this._heard(message.type)
+    if (message.type === 'hello') return
+    if (message.type === 'heartbeat') {
+      this._heartbeat(message)
+      return
+    }
+    if (message.type === 'end') {
+      this.#end = message
+      this.#worker.expectExit()
+    }
+    const continuous = this.#afterRestart
+    if (message.seq !== undefined) this.#afterRestart = false
+    this._receive(message, { continuous })
+  }
+
+  async #closed(status) {
+    if (this.ended || this.#detached) return
+    const { channel } = this.#worker
+    await this._filled()
+    if (this.#end) {
+      const result = this._resultOf(this.#end, { restarts: this.restarts, shutdown: this.#rungs })
+      channel.failAll((cmd) => new RunEnded(cmd, result))
+      this._finish(result)
+      return
+    }
+    const error = await this.#death(status)
+    channel.failAll(() => error)
+    await this.#restart(error)
+  }
+
+  async #death({ exitCode, signal }) {
+    const found = this.runDir === null ? null : await latestCheckpoint(this.runDir, { verify: false })
+    return new WorkerDied({
+      exitCode,
+      signal,
+      stderr: this.#worker.stderr,
+      lastCheckpoint: found?.path ?? this.lastCheckpoint,
+      restarts: this.restarts,
+      doing: this._doing(),
+    })
+  }
+
+  #mayRestart() {
+    const { supervise } = this.#options
+    if (!supervise || this.#closing || this.#stopping || this._abortError) return false
+    const { restarts, within } = { ...SUPERVISE, ...(supervise === true ? {} : supervise) }
+    const now = Date.now()
+    this.#restartTimes = this.#restartTimes.filter((time) => now - time < within)
+    return this.#restartTimes.length < restarts
+  }
+
+  async #restart(error) {
+    let ready
+    this.#ready = new Promise((resolve) => (ready = resolve))
+    const release = this._hold()
+    try {
+      while (this.#mayRestart()) {
+        const before = this.#restartTimes.length
+        this.#restartTimes.push(Date.now())
+        this.restarts += 1
+        this.emit('restart', { restarts: this.restarts, error })
+        // The first restart is at once; a worker that keeps dying is given time.
+        if (before > 0) await sleep(Math.min(50 * 2 ** before, 5000))
+        if (this.#closing) break
+        this.#afterRestart = true
+        try {
+          await this.#spawn('auto')
+          return
+        } catch (failure) {
+          error = failure
+        }
+      }
+      await this._catchUp()
+      this._fail(error instanceof WorkerDied ? this.#final(error) : error)
+    } finally {
+      this.#ready = undefined
+      ready()
+      release()
+    }
+  }
+
+  #final(error) {
+    if (this.restarts === error.restarts) return error
+    return new WorkerDied({ ...error, restarts: this.restarts, doing: this._doing() })
+  }
+
+  async _request(cmd, parameters, call) {
+    while (this.#ready) {
+      await this.#ready
+      this._refuseIfOver(cmd)
+    }
+    // A run that was told to stop is not started again.
+    if (cmd === 'stop') this.#stopping = true
+    return this.#worker.channel.request(cmd, parameters, call)
+  }
+
+  _setHeld(held) {
+    this.#worker?.hold(held)
+  }
+
+  /** Ends the run gracefully, with a checkpoint, and insists on it rung by rung. Resolves with the result, if any. */
+  close() {
+    this.#closing ??= this.#close()
+    return this.#closing
+  }
+
+  async #close() {
+    const release = this._hold()
+    try {
+      // A worker that is just being started again is met when it has said hello.
+      while (this.#ready) await this.#ready
+      const worker = this.#worker
+      if (!this.ended && !this.#detached) {
+        await worker.shutdown({
+          times: { ...SHUTDOWN, ...this.#options.shutdown },
+          saving: () => this.activity === 'checkpoint',
+          stop: () => worker.channel.request('stop', {}).catch(() => {}),
+          onRung: (rung, ms) => {
+            this.#rungs.push({ rung, ms })
+            this.emit('shutdown', { rung, ms })
+          },
+        })
+        await this.wait().catch(() => {})
+      }
+      return this.result
+    } finally {
+      release()
+    }
+  }
+
+  /** Sends SIGKILL to the worker and its engine at once: nothing is saved. */
+  async kill() {
+    this.#closing ??= Promise.resolve(null)
+    this.#worker.signal('SIGKILL')
+    await this.wait().catch(() => {})
+  }
+
+  /** Leaves the run to itself: it trains on, and `attach` finds it again. */
+  async detach(call) {
+    if (this.ended || this.#detached) return
+    await this.request('detach', {}, call)
+    this.#detached = true
+    this.#worker.leave()
+    const gone = new NoWorker('This client has detached from the run; attach(runDir) follows it.')
+    this.#worker.channel.failAll(() => gone)
+    this._leave(gone)
+  }
+}
+
+module.exports = { LaunchedRun }

@@ -1,0 +1,3 @@
+import testing from './index.js'
+
+export const { fakeWorker, session, sample } = testing
