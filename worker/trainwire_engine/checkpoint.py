@@ -133,7 +133,7 @@ class Saver:
 
     def _write(self, snapshot: Snapshot, target: Target) -> Done:
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        if self._disk.free(self.run_dir) < snapshot.bytes:
+        if self._disk.free(self.run_dir) < snapshot.size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.run_dir))
 
         def fill(folder: Path) -> dict[str, FileEntry]:

@@ -45,12 +45,12 @@ def evaluate(
         tokens += int(batch.weights.sum())
         # The next batch is under way while the one before is read.
         ahead = sums(batch)
-        mx.async_eval(ahead)
+        mx.async_eval(*ahead)  # type: ignore[no-untyped-call]
         if running is not None:
-            loss, correct = loss + running[0].item(), correct + running[1].item()
+            loss, correct = loss + float(running[0]), correct + float(running[1])
         running = ahead
     if running is not None:
-        loss, correct = loss + running[0].item(), correct + running[1].item()
+        loss, correct = loss + float(running[0]), correct + float(running[1])
     mean = loss / tokens if tokens else float("nan")
     return EvalResult(mean, tokens, round(correct), (time.perf_counter() - started) * 1000)
 

@@ -135,8 +135,8 @@ def generate(
 
 def _chosen(logits: mx.array, temperature: float, seed: int) -> int:
     if temperature == 0:
-        return int(mx.argmax(logits).item())
-    return int(mx.random.categorical(logits / temperature, key=mx.random.key(seed)).item())
+        return int(mx.argmax(logits))
+    return int(mx.random.categorical(logits / temperature, key=mx.random.key(seed)))
 
 
 def _new_cache(module: nn.Module) -> list[Any]:
@@ -171,7 +171,7 @@ def reference_losses(
     for index in range(len(rows)):
         for batch in plan(_References(rows), [index], micro_batch_tokens):
             loss, _ = sums(batch)
-            losses[index] = loss.item() / int(batch.weights.sum())
+            losses[index] = float(loss) / int(batch.weights.sum())
     return losses
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -91,7 +92,8 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
         past.check_model(mark)
     watch.check()
     tokenizer, train, valid, notices = read_data(past.config if past else given, model, past, watch, reports)
-    train_mark, valid_mark = DataMark(train.digest, len(train)), valid and DataMark(valid.digest, len(valid))
+    train_mark = DataMark(train.digest, len(train))
+    valid_mark = DataMark(valid.digest, len(valid)) if valid is not None else None
     if past is not None:
         past.check_data("data", train_mark)
         past.check_data("valid_data", valid_mark)
@@ -165,7 +167,7 @@ def load(config: Config, begin: Begin | Check, past: Past | None, reports: Repor
 
 
 def read_data(
-    config: Config, model: Model, past: Past | None, watch: Watch, reports: Reports
+    config: Config, model: Model, past: Past | None, watch: Callable[[str, int, int, str], None], reports: Reports
 ) -> tuple[Tokenizer, Dataset, Dataset | None, list[Notice]]:
     """Read both splits; a template that tells the time gets the time of the run's first attempt."""
     reports.alive("tokenize")

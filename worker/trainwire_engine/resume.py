@@ -175,7 +175,7 @@ def settle(given: Config, saved: Saved, folder: Path) -> tuple[Config, list[Chan
     for `fixed` keys, ResumeRefused names the key and both values.
     """
     before, now = saved.given, msgspec.to_builtins(given)
-    values, changes, refused = dict(saved.config), [], []
+    values, changes, refused = dict(saved.config), list[Change](), list[Change]()
     for key in FIELDS:
         default = msgspec.to_builtins(getattr(_DEFAULTS, key))
         if now[key] == before.get(key, default) or now[key] == saved.config.get(key, default):

@@ -141,14 +141,14 @@ class Saves:
 
     def _has_room(self, snapshot: Snapshot) -> bool:
         """Whether the arrays of a snapshot may live on beside those of the updates that are made meanwhile."""
-        enough = available_memory() > snapshot.bytes + snapshot.bytes // 2
+        enough = available_memory() > snapshot.size + snapshot.size // 2
         if not enough and not self._told_blocking:
             self._told_blocking = True
             self._reports.log(
                 "info",
                 "save_blocks",
-                f"There is no room in memory for a snapshot of {snapshot.bytes} bytes: training waits for saves.",
-                {"bytes": snapshot.bytes},
+                f"There is no room in memory for a snapshot of {snapshot.size} bytes: training waits for saves.",
+                {"bytes": snapshot.size},
             )
         return enough
 

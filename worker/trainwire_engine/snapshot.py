@@ -30,9 +30,9 @@ class Snapshot:
     files: dict[str, bytes | Tensors]
 
     @property
-    def bytes(self) -> int:
-        """Size of all files."""
-        return sum(c.bytes if isinstance(c, Tensors) else len(c) for c in self.files.values())
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(c.size if isinstance(c, Tensors) else len(c) for c in self.files.values())
 
     def chunks(self, name: str) -> Iterable[bytes | memoryview]:
         """Give a file's content, piece by piece."""

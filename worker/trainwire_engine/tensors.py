@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -33,8 +34,8 @@ class Tensors:
     views: tuple[memoryview, ...]
 
     @property
-    def bytes(self) -> int:
-        """Size of the file."""
+    def size(self) -> int:
+        """Bytes of the file."""
         return len(self.header) + sum(len(view) for view in self.views)
 
     def chunks(self) -> Iterator[bytes | memoryview]:
@@ -63,11 +64,12 @@ def lay_out(arrays: Mapping[str, mx.array]) -> Tensors:
 
 
 def _memory(array: mx.array) -> memoryview:
-    return memoryview(array.reshape(-1)).cast("B") if array.size else memoryview(b"")
+    flat: Any = array.reshape(-1)
+    return memoryview(flat).cast("B") if array.size else memoryview(b"")
 
 
 def load(path: Path) -> dict[str, mx.array]:
     """Read a safetensors file into memory; the file may go away afterwards."""
-    arrays: dict[str, mx.array] = mx.load(str(path))
+    arrays: Any = mx.load(str(path))
     mx.eval(arrays)
-    return arrays
+    return dict(arrays)
