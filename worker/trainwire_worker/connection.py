@@ -11,7 +11,8 @@ from pathlib import Path
 from trainwire_protocol.errors import BadLine, LineTooLong
 from trainwire_protocol.events import Event, Progress, Source, Step, Transport, type_name
 
-from .wire import MAX_RESPONSE_BACKLOG, LineReader, Outbox, Writer
+from .outbox import MAX_RESPONSE_BACKLOG, Outbox
+from .wire import LineReader, Writer
 
 Encode = Callable[[Event | Transport], bytes]
 Translate = Callable[[Event | Transport], list[bytes]]

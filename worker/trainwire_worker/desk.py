@@ -1,28 +1,18 @@
 """Takes commands, says which fit the phase, and answers each of them exactly once."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import msgspec
-
 from trainwire_protocol import commands as c
-from trainwire_protocol.channel import (
-    CheckpointOrder,
-    EvalOrder,
-    GenerateOrder,
-    Order,
-    PauseOrder,
-    ResumeOrder,
-    SetOrder,
-)
-from trainwire_protocol.codec import Refusal, decode_command, decode_stored
-from trainwire_protocol.config_load import check_settings
-from trainwire_protocol.errors import Busy, CommandRefused, NotFound, ShuttingDown, TrainwireError, WrongState
-from trainwire_protocol.events import EVENT_TYPES, Command, ErrorBody, Phase, Response, Source, type_name
+from trainwire_protocol.channel import Order, PauseOrder, ResumeOrder
+from trainwire_protocol.codec import Refusal, decode_command
+from trainwire_protocol.errors import Busy, CommandRefused, ShuttingDown, TrainwireError, WrongState
+from trainwire_protocol.events import Command, ErrorBody, Phase, Response, Source
 
 from .connection import Connection
 from .emitter import Emitter
+from .orders import make_order, order_parameters
+from .replay import check_types, stored_lines
 from .snapshot import Snapshot
 
 MAX_OPEN_COMMANDS = 256
@@ -84,10 +74,11 @@ class Host(Protocol):
 class Desk:
     """The open commands, by the number of the order that each became."""
 
-    def __init__(self, emitter: Emitter, snapshot: Snapshot, host: Host) -> None:
+    def __init__(self, emitter: Emitter, snapshot: Snapshot) -> None:
         self._emitter = emitter
         self._snapshot = snapshot
-        self._host = host
+        self.host: Host
+        """The run that is steered; set once it is there."""
         self._open: dict[int, Pending] = {}
         self._next_order = 1
         self._counted = False
@@ -145,21 +136,21 @@ class Desk:
 
     def _dispatch(self, command: c.ClientCommand, pending: Pending, source: Source) -> None:
         if isinstance(command, c.Ping):
-            self.respond(pending, {"ts": self._host.now_ms()})
+            self.respond(pending, {"ts": self.host.now_ms()})
         elif isinstance(command, c.GetStatus):
-            self.respond(pending, {**self._host.status_result(), "open_ids": self.open_ids})
+            self.respond(pending, self.host.status_result())
         elif isinstance(command, c.Detach):
-            self.respond(pending, {"changed": self._host.let_go()})
+            self.respond(pending, {"changed": self.host.let_go()})
         elif isinstance(command, c.Replay):
             self._replay(command, pending)
         elif isinstance(command, c.Start):
-            self._host.start_run(command, pending)
+            self.host.start_run(command, pending)
         elif isinstance(command, c.Validate):
-            self._host.check_config(command, pending)
+            self.host.check_config(command, pending)
         elif isinstance(command, c.Stop):
             if self._snapshot.phase != "stopping":
                 self._record(pending, {"save": command.save}, source)
-            self._host.stop_run(pending, save=command.save)
+            self.host.stop_run(pending, save=command.save)
         elif isinstance(command, c.Pause):
             self._pause(pending, source)
         elif isinstance(command, c.Resume):
@@ -171,8 +162,8 @@ class Desk:
         pending.changes = self._snapshot.phase not in ("pausing", "paused")
         if pending.changes:
             self._record(pending, {}, source)
-            self._host.enter("pausing", "Pausing at the next update boundary.")
-        self._host.give_order(PauseOrder(order=self.file(pending)))
+            self.host.enter("pausing", "Pausing at the next update boundary.")
+        self.host.give_order(PauseOrder(order=self.file(pending)))
 
     def _resume(self, command: c.Resume, pending: Pending, source: Source) -> None:
         if self._snapshot.phase == "running" and command.steps is None and not self._counted:
@@ -180,33 +171,13 @@ class Desk:
             return
         self._record(pending, {} if command.steps is None else {"steps": command.steps}, source)
         self._counted = command.steps is not None
-        self._host.give_order(ResumeOrder(order=self.file(pending), steps=command.steps))
+        self.host.give_order(ResumeOrder(order=self.file(pending), steps=command.steps))
 
     def _order(self, command: c.ClientCommand, pending: Pending, source: Source) -> None:
-        if isinstance(command, c.Set):
-            values = check_settings(command.values)
-            self._record(pending, {"values": values}, source)
-            self._host.give_order(SetOrder(order=self.file(pending), values=values))
-        elif isinstance(command, c.SaveCheckpoint):
-            self._record(pending, {} if command.name is None else {"name": command.name}, source)
-            self._host.give_order(CheckpointOrder(order=self.file(pending), name=command.name))
-        elif isinstance(command, c.Eval):
-            self._host.give_order(EvalOrder(order=self.file(pending), max_batches=command.max_batches))
-        elif isinstance(command, c.Generate):
-            messages = None
-            if command.messages is not None:
-                messages = [{"role": m.role, "content": m.content} for m in command.messages]
-            self._host.give_order(
-                GenerateOrder(
-                    order=self.file(pending),
-                    messages=messages,
-                    prompt=command.prompt,
-                    max_tokens=command.max_tokens,
-                    temperature=command.temperature,
-                    seed=command.seed,
-                    adapter=command.adapter,
-                )
-            )
+        parameters = order_parameters(command)
+        if pending.cmd in c.ORDERS:
+            self._record(pending, parameters, source)
+        self.host.give_order(make_order(command, self.file(pending), parameters))
 
     def _record(self, pending: Pending, parameters: dict[str, Any], source: Source) -> None:
         """Write the `command` event of an accepted order."""
@@ -222,33 +193,13 @@ class Desk:
         self._counted = False
 
     def _replay(self, command: c.Replay, pending: Pending) -> None:
-        log = self._emitter.log
-        if log is None:
+        if self._emitter.log is None:
             raise WrongState("There is no run whose lines could be sent again.", phase=self._snapshot.phase)
-        known = {type_name(kind) for kind in EVENT_TYPES}
-        unknown = [name for name in command.types or () if name not in known]
-        if unknown:
-            raise NotFound(f"There is no event type {unknown[0]!r}.", types=sorted(known))
-        if pending.connection is None:
-            return
-        self._emitter.commit()
-        to_seq = log.last_seq if command.to_seq is None else min(command.to_seq, log.last_seq)
-        types = None if command.types is None else frozenset(command.types)
-        pending.connection.replay(self._stored_lines(log.replay(command.from_seq, to_seq, types), pending))
-
-    def _stored_lines(self, events: Iterator[dict[str, Any]], pending: Pending) -> Iterator[bytes]:
-        count = 0
-        for stored in events:
-            try:
-                event = decode_stored(stored)
-            except msgspec.ValidationError:
-                # A later version's event: this one cannot mark it, so it leaves it out.
-                continue
-            count += 1
-            event.replay = True
-            event.cause = pending.id
-            yield self._emitter.encode(event)
-        yield self._emitter.encode(Response(id=pending.id, cmd=pending.cmd, ok=True, result={"count": count}))
+        check_types(command.types)
+        if pending.connection is not None:
+            self._emitter.commit()
+            lines = stored_lines(self._emitter.log, command, pending.id, self._emitter.encode)
+            pending.connection.replay(lines)
 
     def answer(self, order: int, result: dict[str, Any] | None, error: TrainwireError | None) -> None:
         """Answer the command behind an order."""

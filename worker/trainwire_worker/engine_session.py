@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from trainwire_protocol.channel import AnyReport, Failed, Finished, Order
 from trainwire_protocol.errors import EngineDied
 
-from .engine_link import EngineLink
+from .engine_link import EngineLink, engine_command
+from .options import Options
 from .timers import Timers
 from .wire import TextWriter
 
@@ -114,3 +115,11 @@ class EngineSession:
         self.read_output()
         self.link.close()
         return Departure(status, self.finished, self.failed, self.link.tail_lines())
+
+
+def start_engine(
+    options: Options, lock_fd: int, timers: Timers, terminal: TextWriter, on_report: Callable[[AnyReport], None]
+) -> EngineSession:
+    """Start the engine that the arguments name. Raises EngineUnavailable."""
+    command = engine_command(options.engine, options.script)
+    return EngineSession(command, lock_fd, timers, terminal, on_report, options.exit_grace)

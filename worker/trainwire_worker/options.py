@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainwire_protocol.codec import MAX_LINE_OUT, MIN_LINE_OUT
-from trainwire_protocol.errors import ConfigInvalid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,14 +131,3 @@ def parse(arguments: list[str], environment: dict[str, str]) -> Options:
         if values[key] is not None:
             values[key] = values[key].absolute()
     return Options(**values)
-
-
-def check_paths(paths: list[str], root: Path | None) -> None:
-    """Refuse paths from stdin that are `-`, hold a NUL, or leave `root` once links are resolved."""
-    from trainwire_protocol.errors import ForbiddenPath
-
-    for text in paths:
-        if text == "-" or "\0" in text or not text:
-            raise ConfigInvalid(f"{text!r} is no path.")
-        if root is not None and not Path(text).resolve().is_relative_to(root.resolve()):
-            raise ForbiddenPath(f"{text} is outside {root}.", path=text, root=str(root))

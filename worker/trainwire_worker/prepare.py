@@ -1,20 +1,18 @@
-"""What happens before the engine starts: the config is checked, the run folder locked, the checkpoint chosen."""
+"""What happens before the engine starts: the run folder is checked, locked and opened."""
 
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import orjson
 
-from trainwire_protocol.config import ON_RESUME, Config, OnResume
-from trainwire_protocol.config_load import build_config, parse_assignment, read_config_file
-from trainwire_protocol.errors import Busy, ConfigInvalid, DatasetInvalid, IoError, ModelLoadFailed, ResumeRefused
+from trainwire_protocol.config import Config
+from trainwire_protocol.errors import Busy, DatasetInvalid, IoError, ModelLoadFailed, ResumeRefused
 from trainwire_protocol.rundir import (
     ABANDONED_NAME,
     FINAL_NAME,
@@ -23,29 +21,16 @@ from trainwire_protocol.rundir import (
     TEMPORARY_PREFIX,
     CheckpointInfo,
     LockInfo,
-    defect,
-    newest_whole_checkpoint,
     read_manifest,
 )
 
+from .choice import choose
 from .engine_link import check_engine_installed
 from .eventlog import EventLog, Past, RunLock, read_past
-from .options import Options, check_paths
+from .options import Options
+from .request import CONFIG_NAME, Request
 
-CONFIG_NAME = "config.json"
-"""Copy of the config in the run folder, by which a run can be resumed without the file it came from."""
 _OURS = (LOG_NAME, LOCK_NAME, CONFIG_NAME, FINAL_NAME, ABANDONED_NAME)
-
-
-@dataclass
-class Request:
-    """What is to be run: the checked config, and how to treat a run that the folder holds."""
-
-    config: Config
-    overwrite: bool
-    linger: bool
-    resume_args: list[str]
-    remark: str | None = None
 
 
 @dataclass
@@ -59,56 +44,6 @@ class Prepared:
     attempt: int
     resume_from: CheckpointInfo | None
     passed_over: list[tuple[Path, str]] = field(default_factory=list)
-
-
-def request_from_arguments(options: Options) -> Request:
-    """Read the config of `trainwire run`. Raises ConfigInvalid."""
-    path = options.config
-    assert path is not None
-    if path.suffix == ".json":
-        values = _read_json(path)
-    else:
-        values = read_config_file(path)
-    for word in options.assignments:
-        key, value = parse_assignment(word)
-        values[key] = value
-    if options.resume is not None:
-        values["resume"] = options.resume
-    config = build_config(values, path.absolute().parent, run_name=path.stem)
-    arguments = ["run", str(path.absolute()), *options.assignments]
-    return Request(config, options.overwrite, options.linger, arguments)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = orjson.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigInvalid(f"The config file {path} cannot be read: {error.strerror}.") from None
-    except orjson.JSONDecodeError as error:
-        raise ConfigInvalid(f"The config file {path} is not JSON: {error}.") from None
-    if not isinstance(values, dict):
-        raise ConfigInvalid(f"The config file {path} holds no JSON object.")
-    return values
-
-
-def request_from_command(
-    values: Mapping[str, Any], options: Options, *, resume: str | None, overwrite: bool, linger: bool
-) -> Request:
-    """Check the config of a `start` or `validate` command. Raises ConfigInvalid or ForbiddenPath."""
-    merged = {**values, **({"resume": resume} if resume is not None else {})}
-    config = build_config(merged, Path.cwd())
-    paths = [config.model, config.run_dir, config.start_from, config.cache_dir]
-    for data in (config.data, config.valid_data):
-        paths += data if isinstance(data, list) else [data]
-    if isinstance(config.prompts, str):
-        paths.append(config.prompts)
-    if config.resume not in ("auto", "never", "latest"):
-        paths.append(config.resume)
-    if config.chat_template and "{" not in config.chat_template:
-        paths.append(config.chat_template)
-    check_paths([path for path in paths if path is not None], options.root)
-    assert config.run_dir is not None
-    return Request(config, overwrite, linger, ["run", str(Path(config.run_dir) / CONFIG_NAME)])
 
 
 def check_inputs(config: Config) -> None:
@@ -167,7 +102,7 @@ def prepare(
         if request.overwrite and config.resume == "never":
             _remove_run(run_dir)
             past = Past()
-        resume_from, passed_over = _choose(config, run_dir, past)
+        resume_from, passed_over = choose(config, run_dir, past)
         log = EventLog(run_dir)
     except BaseException:
         lock.release()
@@ -227,60 +162,6 @@ def _orphaned(holder: LockInfo) -> bool:
     except PermissionError:
         return False
     return False
-
-
-def _choose(config: Config, run_dir: Path, past: Past) -> tuple[CheckpointInfo | None, list[tuple[Path, str]]]:
-    """Decide which checkpoint the run goes on from, by the `resume` key."""
-    if config.resume == "never":
-        if past.attempts:
-            raise ResumeRefused(
-                f"The run folder {run_dir} holds a run, and resume is never.",
-                hint="Choose another run_dir, or add --overwrite to remove that run.",
-            )
-        return None, []
-    if config.resume not in ("auto", "latest"):
-        return _named(Path(config.resume)), []
-    found, passed_over = newest_whole_checkpoint(run_dir)
-    if config.resume == "latest" and found is None:
-        raise ResumeRefused(f"The run folder {run_dir} has no whole checkpoint.", hint='Use resume = "auto".')
-    if past.finished and past.config is not None:
-        _check_raised(config, past.config, run_dir)
-    if found is None and past.config is not None:
-        _check_same_run(config, past.config, run_dir)
-    return found, passed_over
-
-
-def _named(folder: Path) -> CheckpointInfo:
-    manifest = read_manifest(folder)
-    problem = defect(folder)
-    if manifest is None or problem is not None:
-        raise ResumeRefused(
-            f"The checkpoint {folder} cannot be used: {problem}.",
-            hint="`start_from` begins a new run from an adapter or weights alone.",
-        )
-    return CheckpointInfo(folder.absolute(), manifest)
-
-
-def _check_raised(config: Config, before: Mapping[str, Any], run_dir: Path) -> None:
-    """Refuse to go on with a finished run unless its end was moved."""
-    key = "max_steps" if config.max_steps else "num_epochs"
-    was, now = before.get(key) or 0, getattr(config, key)
-    if bool(before.get("max_steps")) == bool(config.max_steps) and now <= was:
-        raise ResumeRefused(
-            f"The run in {run_dir} is finished.",
-            hint=f"Raise {key} (it is {was}) to go on from its final checkpoint, or choose another run_dir.",
-        )
-
-
-def _check_same_run(config: Config, before: Mapping[str, Any], run_dir: Path) -> None:
-    """Refuse another run's folder even where it has no checkpoint that could tell."""
-    now = msgspec.to_builtins(config)
-    for key, rule in ON_RESUME.items():
-        if rule is OnResume.FIXED and key in before and now[key] is not None and before[key] != now[key]:
-            raise ResumeRefused(
-                f"The run folder {run_dir} holds another run: its {key} is {before[key]!r}, not {now[key]!r}.",
-                hint="Choose another run_dir.",
-            )
 
 
 def _remove_run(run_dir: Path) -> None:

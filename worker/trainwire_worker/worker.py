@@ -1,7 +1,6 @@
-"""The worker's loop: descriptors, signals and timers in one thread, and the policies about who is there."""
+"""The worker's loop: descriptors, signals and timers in one thread."""
 
 import select
-import signal
 import time
 from collections.abc import Callable
 
@@ -12,7 +11,6 @@ from trainwire_protocol.events import (
     Heartbeat,
     Hello,
     Limits,
-    Log,
     Queue,
     Response,
     WorkerInfo,
@@ -24,12 +22,14 @@ from .desk import MAX_OPEN_COMMANDS
 from .dialect import translator
 from .emitter import Clock, Emitter
 from .options import Options
-from .run import Ending, Run
-from .signals import ENDING, ParentWatch, Signals
+from .outbox import MAX_BACKLOG, MAX_RESPONSE_BACKLOG
+from .presence import Presence
+from .run import Run
+from .signals import Signals
 from .snapshot import Snapshot
 from .terminal import Terminal
 from .timers import Mailbox, Timers
-from .wire import MAX_BACKLOG, MAX_RESPONSE_BACKLOG, TextWriter
+from .wire import TextWriter
 
 FEATURES = ["control_socket", "counted_resume", "eval", "generate", "linger", "replay", "restarts", "validate"]
 
@@ -47,15 +47,13 @@ class Worker:
         self._timers = Timers()
         self._mailbox = Mailbox()
         self._signals = Signals()
-        self._parent = ParentWatch(options.parent_pid)
         self._run = Run(options, self._emitter, self._snapshot, self._clock, self._timers, self._mailbox)
         translate = translator(options.dialect)
         self._front = Connection(stdin, stdout, self._emitter.encode, source="stdin", translate=translate)
         self._emitter.connections.append(self._front)
         self._controller: Connection | None = None
         self._control: ControlSocket | None = None
-        self._detached = False
-        self._first_signal: float | None = None
+        self._presence = Presence(options, self._run, self._timers)
         self._last_line = self._started
         self._heartbeat_on = options.mode == "serve"
 
@@ -63,15 +61,14 @@ class Worker:
         """Serve until the last line; the exit code."""
         self._say_hello(None)
         if self._options.mode == "run":
-            self._run.start_from_arguments()
-        if self._options.mode == "serve" or self._options.parent_pid is not None:
-            self._watch_parent()
+            self._run.beginning.from_arguments()
+        self._presence.watch_parent()
         if self._options.heartbeat:
             self._beat()
         if not self._front.input_open:
-            self._on_end_of_input()
+            self._presence.end_of_input()
         try:
-            while self._run.ended is None:
+            while self._run.state.ended is None:
                 self._turn()
         except Exception as error:
             self._run.crash(error)
@@ -81,7 +78,7 @@ class Worker:
         self._run.close()
         if self._control is not None:
             self._control.close()
-        ended = self._run.ended
+        ended = self._run.state.ended
         return ended.exit_code if ended is not None else 1
 
     def _turn(self) -> None:
@@ -91,7 +88,7 @@ class Worker:
         if self._options.backpressure == "block":
             self._drain(None)
         self._look_after_connections()
-        if self._run.ended is not None:
+        if self._run.state.ended is not None:
             return
         reading, writing = self._descriptors()
         ready, writable, _ = select.select(reading, writing, [], self._timers.seconds_left())
@@ -105,7 +102,7 @@ class Worker:
     def _descriptors(self) -> tuple[dict[int, Callable[[], None]], dict[int, Callable[[], None]]]:
         """Give what can be read and written now, each with what is done then."""
         reading: dict[int, Callable[[], None]] = {
-            self._signals.fileno(): self._on_signals,
+            self._signals.fileno(): lambda: self._presence.signals(self._signals.received()),
             self._mailbox.fileno(): self._mailbox.run,
         }
         writing: dict[int, Callable[[], None]] = {}
@@ -116,7 +113,7 @@ class Worker:
                 writing[connection.outbox.writer.fd] = connection.outbox.flush
         if self._control is not None:
             reading[self._control.fileno()] = self._on_knock
-        engine = self._run.engine
+        engine = self._run.state.engine
         if engine is not None:
             link = engine.link
             if link.output >= 0:
@@ -182,7 +179,7 @@ class Worker:
                         step=self._snapshot.step,
                         last_seq=self._emitter.log.last_seq if self._emitter.log else 0,
                         up_ms=int((time.monotonic() - self._started) * 1000),
-                        loop_age_ms=self._run.loop_age_ms(),
+                        loop_age_ms=self._run.state.loop_age_ms(),
                         queue=Queue(lines=lines, bytes=size),
                     )
                 )
@@ -193,7 +190,7 @@ class Worker:
     def _on_front(self) -> None:
         self._take_lines(self._front)
         if not self._front.input_open:
-            self._on_end_of_input()
+            self._presence.end_of_input()
 
     def _on_controller(self) -> None:
         if self._controller is not None:
@@ -201,9 +198,9 @@ class Worker:
 
     def _take_lines(self, connection: Connection) -> None:
         for line in connection.receive():
-            if self._run.desk.take(line, connection):
+            if self._run.state.desk.take(line, connection):
                 self._heartbeat_on = True
-            if self._run.ended is not None:
+            if self._run.state.ended is not None:
                 return
 
     def _open_control(self) -> None:
@@ -212,8 +209,8 @@ class Worker:
         except OSError as error:
             self._emitter.terminal.write(f"trainwire: no control socket: {error.strerror}\n")
             return
-        self._run.control_path = str(self._control.path)
-        self._run.describe_lock()
+        self._run.state.control_path = str(self._control.path)
+        self._run.state.describe_lock()
 
     def _on_knock(self) -> None:
         """Let a controller in, or tell it that another one steers."""
@@ -237,59 +234,11 @@ class Worker:
         self._emitter.connections.append(newcomer)
         self._say_hello(newcomer)
 
-    # Who goes away
-
     def _look_after_connections(self) -> None:
         if self._front.output_gone:
-            self._detach("nobody reads stdout any more")
+            self._presence.detach("nobody reads stdout any more")
         controller = self._controller
         if controller is not None and (controller.output_gone or not controller.input_open):
             self._emitter.connections.remove(controller)
             controller.close()
             self._controller = None
-
-    def _on_end_of_input(self) -> None:
-        policy = self._options.on_eof
-        if self._snapshot.phase == "lingering" and policy != "continue":
-            self._run.stop_because(Ending("completed", "end of input", 0), "detach", {"reason": "end of input"})
-        elif self._run.released:
-            self._detach("end of input")
-        elif policy == "stop":
-            self._run.stop_because(Ending("interrupted", "end of input", 20), "detach", {"reason": "end of input"})
-        elif policy is None and self._options.mode == "serve":
-            self._detach("end of input")
-
-    def _on_signals(self) -> None:
-        for number in self._signals.received():
-            if number not in ENDING:
-                continue
-            now, name = time.monotonic(), signal.Signals(number).name
-            if self._first_signal is None:
-                self._first_signal = now
-                self._run.stop_because(Ending("interrupted", f"signal {name}", 21), "signal", {"signal": name})
-            elif now - self._first_signal >= self._options.signal_grace:
-                self._run.leave_now(Ending("interrupted", f"second signal: {name}", 128 + number))
-            else:
-                # Terminals and launchers deliver one Ctrl-C twice: only a later one is a second one.
-                self._first_signal = now
-
-    def _watch_parent(self) -> None:
-        if self._parent.gone():
-            self._detach("the parent process is gone")
-        else:
-            self._timers.after(self._options.parent_poll, self._watch_parent)
-
-    def _detach(self, reason: str) -> None:
-        """React to a front end that is gone, by the policy."""
-        if self._detached or self._run.ended is not None:
-            return
-        if not self._run.active:
-            if not self._run.checking:
-                self._run.end_idle(reason)
-            return
-        self._detached = True
-        if self._run.outlives:
-            message = f"The run goes on without a front end: {reason}."
-            self._emitter.emit(Log(level="warn", code="uncontrolled", message=message))
-        else:
-            self._run.stop_because(Ending("interrupted", reason, 20), "detach", {"reason": reason})

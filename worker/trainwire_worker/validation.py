@@ -1,0 +1,68 @@
+"""The `validate` command: a config is checked here, its data and its model by an engine that then leaves."""
+
+from typing import Any
+
+import msgspec
+
+from trainwire_protocol import commands as c
+from trainwire_protocol.channel import Answer, AnyReport, Check
+from trainwire_protocol.errors import ConfigInvalid
+
+from .desk import Pending
+from .engine_link import check_engine_installed
+from .engine_session import Departure, start_engine
+from .request import request_from_command
+from .state import RunState
+
+
+def _invalid(code: str, message: str) -> dict[str, Any]:
+    """Make the result for data or a model that cannot be used."""
+    return {"valid": False, "issues": [{"path": "", "code": code, "message": message}]}
+
+
+class Validation:
+    """Checks configs for a client, one at a time, while there is no run."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._order: int | None = None
+
+    @property
+    def running(self) -> bool:
+        """True while a `validate` command waits for its engine."""
+        return self._order is not None
+
+    def check(self, command: c.Validate, pending: Pending) -> None:
+        """Answer `validate`: at once if the config is wrong, else when an engine has looked at the data."""
+        state = self._state
+        try:
+            request = request_from_command(command.config, state.options, resume=None, overwrite=False, linger=False)
+            if state.options.engine == "mlx":
+                check_engine_installed()
+        except ConfigInvalid as error:
+            state.desk.respond(pending, {"valid": False, "issues": error.details.get("issues", [])})
+            return
+        state.engine = start_engine(state.options, -1, state.timers, state.emitter.terminal, self._on_report)
+        self._order = state.desk.file(pending)
+        state.engine.send(
+            Check(
+                order=self._order,
+                config=msgspec.to_builtins(request.config),
+                offline=state.options.offline,
+                trust_remote_code=state.options.trust_remote_code,
+            )
+        )
+
+    def _on_report(self, report: AnyReport) -> None:
+        if isinstance(report, Answer) and report.order == self._order:
+            result = report.result if report.code is None else _invalid(report.code, report.message or "")
+            self._state.desk.answer(report.order, result, None)
+
+    def engine_left(self, departure: Departure) -> None:
+        """Answer for an engine that left; it has nothing more to say."""
+        order, self._order = self._order, None
+        failed = departure.failed
+        if order is not None and failed is not None:
+            self._state.desk.answer(order, _invalid(failed.code, failed.message), None)
+        elif order is not None:
+            self._state.desk.answer(order, None, departure.as_error(None))
