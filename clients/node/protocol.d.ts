@@ -228,6 +228,17 @@ export interface DataEvent extends EventBase {
   padding_fraction: number;
 }
 
+/** Let the run go on when this front end leaves, whatever `--on-eof` and `--on-detach` say. */
+export interface DetachCommand {
+  cmd: "detach";
+  id?: number | string | null;
+}
+
+/** The run outlives its front end; `changed` is false if it would have done so already. */
+export interface DetachResult {
+  changed: boolean;
+}
+
 /** Rows left out for one reason, with the places of the first of them. */
 export interface Dropped {
   count: number;
@@ -914,6 +925,7 @@ export type Command =
   | GenerateCommand
   | StatusCommand
   | ReplayCommand
+  | DetachCommand
   | PingCommand;
 
 /** Commands by name. */
@@ -929,6 +941,7 @@ export interface Commands {
   generate: GenerateCommand;
   status: StatusCommand;
   replay: ReplayCommand;
+  detach: DetachCommand;
   ping: PingCommand;
 }
 
@@ -945,6 +958,7 @@ export interface Results {
   generate: GenerateResult;
   status: StatusResult;
   replay: ReplayResult;
+  detach: DetachResult;
   ping: PingResult;
 }
 

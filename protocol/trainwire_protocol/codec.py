@@ -12,7 +12,7 @@ import orjson
 from .commands import COMMANDS, WORDS, ClientCommand, Generate
 from .config import MAX_INT
 from .errors import BadEncoding, BadLine, BadParams, CommandRefused, UnknownCommand, UnknownParam
-from .events import Event, Line, Message, RunEvent
+from .events import Event, Line, Message, Progress, RunEvent, Step
 
 PROTOCOL, MINOR = 1, 0
 MAX_LINE_OUT = 60_000
@@ -23,7 +23,9 @@ MAX_LINE_IN = 1 << 20
 _encoder = msgspec.json.Encoder()
 _message_decoder = msgspec.json.Decoder(Message)
 _WORD_LINE = re.compile(r"([A-Z][A-Z_]*)(?:\s+(.*))?", re.DOTALL)
-_UNSAFE = re.compile(rb"[^\x20-\x7e]")
+_BIG_INTEGER = re.compile(rb"(?<![.\d])\d{16}")
+_TYPED_THROUGHOUT = (Step, Progress)
+"""Messages without a field of any type, in which no integer can be too large."""
 _CUTS = ((16_384, 1_024), (4_096, 256), (1_024, 64), (256, 16), (64, 4), (16, 1))
 
 
@@ -38,7 +40,8 @@ def encode_line(message: Line, max_line: int = MAX_LINE_OUT) -> bytes:
     except (UnicodeEncodeError, OverflowError, TypeError, ValueError):
         return _encode_slowly(message, max_line)
     # The encoder turns non-finite numbers into null without a word, so only a line with a null can hide one.
-    if len(raw) < max_line and not _UNSAFE.search(raw) and b"null" not in raw:
+    plain = len(raw) < max_line and raw.isascii() and b"\x7f" not in raw and b"null" not in raw
+    if plain and (type(message) in _TYPED_THROUGHOUT or not _BIG_INTEGER.search(raw)):
         return raw + b"\n"
     return _encode_slowly(message, max_line)
 
@@ -104,7 +107,12 @@ def _cut(
         more[path] = len(value) - longest_list
         value = value[:longest_list] if isinstance(value, list) else dict(list(value.items())[:longest_list])
     if isinstance(value, dict):
-        return {k: _cut(v, f"{path}.{k}", longest_text, longest_list, truncated, more) for k, v in value.items()}
+        short = {key: key[:longest_text] for key in value}
+        truncated += [f"{path}.{cut}" for key, cut in short.items() if cut != key]
+        return {
+            short[k]: _cut(v, f"{path}.{short[k]}", longest_text, longest_list, truncated, more)
+            for k, v in value.items()
+        }
     if isinstance(value, list):
         return [_cut(v, f"{path}.{i}", longest_text, longest_list, truncated, more) for i, v in enumerate(value)]
     return value

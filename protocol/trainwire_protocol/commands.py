@@ -8,7 +8,8 @@ from msgspec import Meta
 from .config import MAX_INT
 from .events import CommandId
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+# `$` alone would let a line feed at the end pass.
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)")]
 
 
 class ClientCommand(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="cmd"):
@@ -105,7 +106,19 @@ class Ping(ClientCommand, tag="ping"):
 
 
 AnyCommand = (
-    Validate | Start | Pause | Resume | SaveCheckpoint | Stop | Set | Eval | Generate | GetStatus | Detach | Replay | Ping
+    Validate
+    | Start
+    | Pause
+    | Resume
+    | SaveCheckpoint
+    | Stop
+    | Set
+    | Eval
+    | Generate
+    | GetStatus
+    | Detach
+    | Replay
+    | Ping
 )
 
 COMMANDS: dict[str, type[ClientCommand]] = {str(c.__struct_config__.tag): c for c in ClientCommand.__subclasses__()}

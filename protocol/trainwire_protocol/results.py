@@ -122,6 +122,12 @@ class StatusResult(msgspec.Struct):
     open_ids: Annotated[list[CommandId | None], Meta(description="commands that are not answered yet")]
 
 
+class DetachResult(msgspec.Struct):
+    """The run outlives its front end; `changed` is false if it would have done so already."""
+
+    changed: bool
+
+
 class ReplayResult(msgspec.Struct):
     """How many lines were sent again."""
 
@@ -146,6 +152,7 @@ RESULTS: dict[str, type[msgspec.Struct]] = {
     "generate": GenerateResult,
     "status": StatusResult,
     "replay": ReplayResult,
+    "detach": DetachResult,
     "ping": PingResult,
 }
 """The result of each command, by the command's name."""

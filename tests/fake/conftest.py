@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from trainwire_protocol import channel as ch
 from trainwire_protocol.config_load import build_config
 
@@ -31,7 +32,7 @@ class Engine:
             path = folder / "script.json"
             path.write_bytes(script.encode() if isinstance(script, str) else msgspec.json.encode(script))
             command += ["--script", str(path)]
-        self.stderr = tempfile.TemporaryFile()
+        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115
         environment = os.environ | {ch.CHANNEL_FD_VARIABLE: str(theirs.fileno()), "PYTHONSAFEPATH": "1"}
         self.process = subprocess.Popen(
             command,
