@@ -14,7 +14,6 @@ from trainwire_engine.batches import Order
 from trainwire_engine.boundary import Boundary, check_display
 from trainwire_engine.checkpoint import Saver, put_in_order
 from trainwire_engine.data import Dataset, Notice, load_dataset
-from trainwire_engine.data.cache import user_cache
 from trainwire_engine.describe import data_event, init_event, versions
 from trainwire_engine.failures import disk_error
 from trainwire_engine.generate import Prompt, prompt_tokens, read_prompts
@@ -34,6 +33,7 @@ from trainwire_engine.tokenizer import Tokenizer
 from trainwire_protocol.channel import Begin, Check, EngineChannel, StopOrder
 from trainwire_protocol.config import Config
 from trainwire_protocol.errors import BadParams, ConfigInvalid, Unsupported
+from trainwire_protocol.folders import user_cache
 
 
 class Stopped(Exception):

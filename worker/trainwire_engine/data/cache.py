@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,15 +18,6 @@ from trainwire_engine.data.store import Store
 
 VERSION = 1
 """Raise it with every change that makes other tokens of the same rows, or stores them otherwise."""
-
-
-def user_cache() -> Path:
-    """The folder for tokenized data of a config that names none."""
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "trainwire"
 
 
 def content_key(contents: Sequence[str], tokenizer_digest: str, options: Options) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwire_engine.data.cache import content_key, file_digest, open_or_build, user_cache
+from trainwire_engine.data.cache import content_key, file_digest, open_or_build
 from trainwire_engine.data.dataset import Dataset
 from trainwire_engine.data.encode import Encoder, row_invalid
 from trainwire_engine.data.files import RawRow, RowFile
@@ -20,6 +20,7 @@ from trainwire_engine.data.store import Store, StoreWriter
 from trainwire_engine.tokenizer import Tokenizer
 from trainwire_protocol.config import Config
 from trainwire_protocol.errors import DatasetInvalid
+from trainwire_protocol.folders import user_cache
 
 Report = Callable[[str, int, int, str], None]
 """Called with title, done, total and unit while a longer work goes on; at its end with done = total."""
