@@ -18,6 +18,7 @@ import numpy as np
 from trainwire_engine.batches import mix, plan
 from trainwire_engine.model import Model
 from trainwire_engine.step import EvaluateSums
+from trainwire_engine.template import TemplateFailed
 from trainwire_protocol.errors import BadParams, ConfigInvalid
 
 _PREFILL = 512
@@ -83,12 +84,18 @@ def _from_json(line: str, where: str) -> Prompt:
 
 
 def prompt_tokens(tokenizer: Any, prompt: Prompt) -> list[int]:
-    """Token ids up to where the answer begins; a plain text is a user's turn if the model has a chat template."""
+    """Token ids up to where the answer begins; a plain text is a user's turn if the model has a chat template.
+
+    Raises BadParams for messages that the template refuses.
+    """
     if prompt.messages is None and not tokenizer.has_template:
         ids: list[int] = [*tokenizer.text_prefix, *tokenizer.encode(prompt.text)]
         return ids
-    messages = prompt.messages or ({"role": "user", "content": prompt.text},)
-    ids = tokenizer.encode(tokenizer.render(list(messages), add_generation_prompt=True))
+    messages = [{"role": "user", "content": prompt.text}] if prompt.messages is None else list(prompt.messages)
+    try:
+        ids = tokenizer.encode(tokenizer.render(messages, add_generation_prompt=True))
+    except TemplateFailed as error:
+        raise BadParams(f"The chat template cannot write these messages: {error.message}.") from None
     return ids
 
 
