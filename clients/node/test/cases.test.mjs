@@ -11,6 +11,8 @@ import { fileURLToPath } from 'node:url'
 import * as trainwire from 'trainwire'
 import { fakeWorker } from 'trainwire/testing'
 
+import { exists } from './helpers.mjs'
+
 const folder = fileURLToPath(new URL('../../cases/', import.meta.url))
 const samples = JSON.parse(fs.readFileSync(path.join(folder, 'lines.json'), 'utf8'))
 /** What a case may take; those that must be quick say so. */
@@ -188,15 +190,6 @@ class Player {
       alive: (alive) => assert.equal(exists(this.run.pid), alive),
     }
     for (const [key, value] of Object.entries(expected)) checks[key](value)
-  }
-}
-
-function exists(pid) {
-  try {
-    process.kill(pid, 0)
-    return true
-  } catch {
-    return false
   }
 }
 
