@@ -7,12 +7,16 @@ arXiv 1711.05101) and spares norms and biases, that is every weight with fewer t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+
+from trainwire_engine.update_rules import MUON_OTHERS, RULES, Arguments, Arrays, Rule, Slots
 from trainwire_protocol.errors import ConfigInvalid
 
-from trainwire_engine.update_rules import MUON_OTHERS, RULES, Arrays, Slots, adamw
+FUSED_FROM = 2**20
+"""Elements from which a weight's update is worth the CPU's C++ compiler, about a second per kernel."""
 
 
 class Optimizer:
@@ -36,6 +40,7 @@ class Optimizer:
                 )
         self.arguments = {key: _checked(key, arguments.get(key, value), value) for key, value in defaults.items()}
         self._rule = rule
+        self._fused: dict[tuple[Rule, bool], Callable[..., Any]] = {}
 
     def init(self, params: Arrays) -> Arrays:
         """Make the state for these weights: zeros in each weight's dtype."""
@@ -58,26 +63,68 @@ class Optimizer:
             return {}
         return {"mean": zeros}
 
-    def apply(self, params: Arrays, grads: Arrays, state: Arrays, learning_rate: mx.array) -> tuple[Arrays, Arrays]:
-        """Make one update; `learning_rate` is a float32 scalar, an array so that a change traces nothing anew."""
+    def apply(
+        self,
+        params: Arrays,
+        grads: Arrays,
+        state: Arrays,
+        learning_rate: mx.array,
+        *,
+        scale: mx.array | None = None,
+        accept: mx.array | None = None,
+    ) -> tuple[Arrays, Arrays]:
+        """Make one update with gradients times `scale`; where `accept` is false everything stays as it was.
+
+        `learning_rate`, `scale` and `accept` are scalar arrays, so that a change traces nothing anew.
+        """
+        scale = mx.ones(()) if scale is None else scale
+        accept = mx.array(True) if accept is None else accept
         count = state["count"] + 1
+        steps = {rule: rule.scalars(count.astype(mx.float32), arguments) for rule, arguments in self._rules()}
+        shared = (learning_rate, 1 - learning_rate * self.weight_decay, scale, accept)
         new_params: Arrays = {}
-        new_state: Arrays = {"count": count}
+        new_state: Arrays = {"count": mx.where(accept, count, state["count"])}
         for name, param in params.items():
-            own = {slot: state[f"{slot}.{name}"].astype(mx.float32) for slot in self._slot_names(name, param)}
-            weight, grad = param.astype(mx.float32), grads[name].astype(mx.float32)
-            rule = adamw if self.name == "muon" and not is_matrix(name, param) else self._rule
-            arguments = MUON_OTHERS if rule is adamw and self.name == "muon" else self.arguments
-            change, own = rule(weight, grad, own, count.astype(mx.float32), arguments)
-            if self.weight_decay and param.ndim >= 2:
-                weight = weight * (1 - learning_rate * self.weight_decay)
-            new_params[name] = (weight - learning_rate * change).astype(param.dtype)
-            for slot, value in own.items():
-                new_state[f"{slot}.{name}"] = value.astype(state[f"{slot}.{name}"].dtype)
+            rule, arguments = self._rule_of(name, param)
+            slots = list(self._slots(name, param))
+            old = [state[f"{slot}.{name}"] for slot in slots]
+            one = self._one(rule, arguments, tuple(slots), param)
+            new_params[name], *new = one(param, grads[name], old, steps[rule], shared)
+            for slot, value in zip(slots, new):
+                new_state[f"{slot}.{name}"] = value
         return new_params, new_state
 
-    def _slot_names(self, name: str, param: mx.array) -> list[str]:
-        return list(self._slots(name, param))
+    def _rules(self) -> list[tuple[Rule, Arguments]]:
+        others = [MUON_OTHERS] if self.name == "muon" else []
+        return [(self._rule, self.arguments), *others]
+
+    def _rule_of(self, name: str, param: mx.array) -> tuple[Rule, Arguments]:
+        return MUON_OTHERS if self.name == "muon" and not is_matrix(name, param) else (self._rule, self.arguments)
+
+    def _one(self, rule: Rule, arguments: Arguments, slots: tuple[str, ...], param: mx.array) -> Callable[..., Any]:
+        """The update of one weight; an elementwise rule is fused into few passes over a large weight."""
+        decays = bool(self.weight_decay) and param.ndim >= 2
+        fuse = rule.elementwise and (param.size >= FUSED_FROM or mx.default_device() != mx.cpu)
+        if fuse and (rule, decays) in self._fused:
+            return self._fused[rule, decays]
+
+        def one(param: mx.array, grad: mx.array, old: list[mx.array], scalars: Any, shared: Any) -> list[mx.array]:
+            learning_rate, keep, scale, accept = shared
+            weight = param.astype(mx.float32)
+            values = {slot: value.astype(mx.float32) for slot, value in zip(slots, old)}
+            change, new = rule.change(weight, grad.astype(mx.float32) * scale, values, scalars, arguments)
+            if decays:
+                weight = weight * keep
+            weight = weight - learning_rate * change
+            return [
+                mx.where(accept, value.astype(before.dtype), before)
+                for value, before in zip([weight, *(new[slot] for slot in slots)], [param, *old])
+            ]
+
+        if not fuse:
+            return one
+        self._fused[rule, decays] = mx.compile(one, shapeless=True)
+        return self._fused[rule, decays]
 
 
 def is_matrix(name: str, param: mx.array) -> bool:
