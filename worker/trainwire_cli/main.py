@@ -8,6 +8,7 @@ COMMANDS = {
     "run": "train with a config file: trainwire run CONFIG.toml [key=value ...]",
     "serve": "wait for a start command on stdin",
     "demo": "make a small model, train it and show what it learned",
+    "export": "write a checkpoint in a form that mlx-lm, peft or transformers loads",
     "config": "print the documented default config file",
     "schema": "print the JSON Schema of the protocol and the config",
 }

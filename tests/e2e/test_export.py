@@ -1,0 +1,163 @@
+"""What was trained computes the same in the tools that an export is for."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from tiny import tiny_model
+from whole import ENVIRONMENT, trainwire, write_config
+
+from trainwire_engine.loading import load_module
+from trainwire_engine.model import Model
+
+IDS = [[5, 9, 33, 7, 201, 44, 12, 90]]
+FAMILIES = ("qwen3", "llama", "gemma3_text")
+
+
+def trained(base: Path, folder: Path, model: Path, **values: object) -> Path:
+    """Train far enough that the adapters matter; the final checkpoint."""
+    config = {"learning_rate": 5e-2, "max_steps": 4, "lora_rank": 4, "lora_alpha": 12.0, **values}
+    if values.get("method") == "full":
+        del config["lora_rank"], config["lora_alpha"]
+    path = write_config(folder / "c.toml", model=str(model), data=str(base / "chat.jsonl"), **config)
+    session = trainwire("run", path)
+    assert session.exit_code == 0, session.stderr
+    return Path(session.one("end")["checkpoint"])
+
+
+def export(checkpoint: Path, form: str, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `trainwire export`."""
+    command = [sys.executable, "-m", "trainwire_cli", "export", str(checkpoint), "--to", form, "-o", str(out), *words]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+
+
+def our_logits(checkpoint: Path, model: Path) -> np.ndarray:
+    """Logits of a checkpoint by mlx-lm's own loading."""
+    from mlx_lm.tuner.utils import load_adapters
+
+    module, _ = load_module(checkpoint if (checkpoint / "config.json").exists() else model)
+    if (checkpoint / "adapters.safetensors").exists():
+        load_adapters(module, str(checkpoint))
+    module.eval()
+    return np.array(module(mx.array(IDS)).astype(mx.float32))
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "full"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_computes_the_same_logits(base: Path, tmp_path: Path, family: str, method: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: make reference")
+    transformers = pytest.importorskip("transformers")
+    model = tiny_model(tmp_path / "model", family)
+    checkpoint = trained(base, tmp_path, model, method=method)
+    done = export(checkpoint, "hf", tmp_path / "hf")
+    assert done.returncode == 0, done.stderr
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = theirs(torch.tensor(IDS)).logits.numpy()
+    ours = our_logits(checkpoint, model)
+    assert np.abs(ours - our_logits(model, model)).max() > 1e-2
+    np.testing.assert_allclose(logits, ours, atol=2e-4, rtol=1e-3)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "hf").decode(IDS[0])
+
+
+@pytest.mark.parametrize("method", ["lora", "dora"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.filterwarnings("ignore")
+def test_peft_computes_the_same_logits(base: Path, tmp_path: Path, family: str, method: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: make reference")
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    model = tiny_model(tmp_path / "model", family)
+    checkpoint = trained(base, tmp_path, model, method=method)
+    done = export(checkpoint, "peft", tmp_path / "peft")
+    assert done.returncode == 0, done.stderr
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "peft").eval()
+    with torch.no_grad():
+        logits = theirs(torch.tensor(IDS)).logits.numpy()
+    np.testing.assert_allclose(logits, our_logits(checkpoint, model), atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5_moe", "lfm2"])
+def test_a_fused_mlx_model_computes_the_same_logits(base: Path, tmp_path: Path, family: str) -> None:
+    model = tiny_model(tmp_path / "model", family)
+    checkpoint = trained(base, tmp_path, model)
+    done = export(checkpoint, "mlx", tmp_path / "mlx")
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(our_logits(tmp_path / "mlx", model), our_logits(checkpoint, model), atol=1e-4, rtol=1e-3)
+
+
+def test_fusing_into_a_packed_base_says_what_was_lost_and_dequantizing_loses_nothing(
+    base: Path, tmp_path: Path
+) -> None:
+    model = tiny_model(tmp_path / "model", "qwen3", bits=4, hidden_size=64, intermediate_size=128)
+    checkpoint = trained(base, tmp_path, model, learning_rate=1e-2)
+    packed = export(checkpoint, "mlx", tmp_path / "packed")
+    assert packed.returncode == 0, packed.stderr
+    mean, worst = (float(x) / 100 for x in re.findall(r"([\d.]+)%", packed.stderr)[:2])
+    assert 0 < mean <= worst
+    plain = export(checkpoint, "mlx", tmp_path / "plain", "--dequantize")
+    assert plain.returncode == 0, plain.stderr
+    assert "%" not in plain.stderr
+    assert "quantization" not in json.loads((tmp_path / "plain/config.json").read_text())
+    target = our_logits(checkpoint, model)
+    loss = np.abs(our_logits(tmp_path / "plain", model) - target).max()
+    assert loss < 1e-3
+    assert np.abs(our_logits(tmp_path / "packed", model) - target).max() > loss
+
+
+def test_an_architecture_without_a_proof_is_refused_with_the_reason(base: Path, tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model", "lfm2")
+    checkpoint = trained(base, tmp_path, model)
+    for form in ("hf", "peft"):
+        done = export(checkpoint, form, tmp_path / form)
+        assert done.returncode == 3
+        assert "lfm2" in done.stderr
+        assert "--to mlx" in done.stderr
+        assert not (tmp_path / form).exists()
+
+
+def test_a_card_says_what_it_is_and_nothing_is_overwritten(base: Path, tmp_path: Path) -> None:
+    checkpoint = trained(base, tmp_path, base / "model")
+    assert export(checkpoint, "mlx", tmp_path / "out").returncode == 0
+    card = (tmp_path / "out/README.md").read_text()
+    for part in (
+        str(base / "model"),
+        "chat.jsonl",
+        "4 updates",
+        "| 4 |",
+        "mlx_lm.generate",
+        "`learning_rate` | `0.05`",
+    ):
+        assert part in card, part
+    again = export(checkpoint, "mlx", tmp_path / "out")
+    assert again.returncode == 3
+    assert "exists already" in again.stderr
+    missing = export(tmp_path / "nowhere", "mlx", tmp_path / "none")
+    assert missing.returncode == 3
+    assert "manifest.json" in missing.stderr
+    (checkpoint / "adapters.safetensors").write_bytes(b"")
+    broken = export(checkpoint, "mlx", tmp_path / "none")
+    assert "adapters.safetensors has 0 bytes" in broken.stderr
+
+
+def test_the_engine_of_trainwire_computes_what_mlx_lm_loads(base: Path, tmp_path: Path) -> None:
+    checkpoint = trained(base, tmp_path, base / "model", method="dora")
+    from trainwire_protocol.config import Config
+
+    config = Config(
+        model=str(base / "model"), data="", method="dora", lora_rank=4, lora_alpha=12.0, start_from=str(checkpoint)
+    )
+    module, model_config = load_module(base / "model")
+    ours = Model(module, model_config, base / "model", config)
+    ours.set_trainable(mx.load(str(checkpoint / "adapters.safetensors")))
+    logits = np.array(ours.module(mx.array(IDS)))
+    np.testing.assert_allclose(logits, our_logits(checkpoint, base / "model"), atol=1e-4, rtol=1e-3)
