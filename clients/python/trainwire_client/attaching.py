@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainwire_protocol.events import Response
 from trainwire_protocol.rundir import LockInfo, lock_holder
 
 from .channel import Channel
@@ -38,6 +39,7 @@ class AttachedRun(Handle):
         self._holder: LockInfo | None = lock_holder(self._folder)
         self._socket: Pump | None = None
         self._connecting = threading.Lock()
+        self._refusal: str | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="trainwire-follow", daemon=True)
         self._thread.start()
@@ -114,7 +116,11 @@ class AttachedRun(Handle):
 
         def on_data(data: bytes) -> None:
             with contextlib.suppress(ProtocolMismatch):
-                self._core.receive_answers(channel.feed(data))
+                received = channel.feed(data)
+                self._core.receive_answers(received)
+                for line in received:
+                    if isinstance(line.message, Response) and line.message.id is None and line.message.error:
+                        self._refusal = line.message.error.message
 
         pump = Pump(
             read_fd=fd,
@@ -130,9 +136,11 @@ class AttachedRun(Handle):
     def _on_disconnected(self) -> None:
         with self._connecting:
             self._socket = None
-        if not self._core.ended.wait(2):
-            error = NoWorker(f"{self._describe()} closed its control socket: another controller may hold it.")
-            self._core.disconnect(error)
+            refusal, self._refusal = self._refusal, None
+        # A worker that leaves closes the socket too: the follower is about to see the end then.
+        if refusal or not self._core.ended.wait(2):
+            reason = refusal or "It closed its control socket."
+            self._core.disconnect(NoWorker(f"{self._describe()} cannot be steered: {reason}"))
 
     def close(self) -> None:
         """Stop following; the run goes on."""

@@ -14,7 +14,7 @@ from trainwire_protocol.rundir import LOG_NAME
 
 from .channel import Channel, Received
 from .delivery import Delivery, Item, seq_of
-from .errors import ClientError, CommandFailed, CommandTimeout, RunEnded, WorkerDied
+from .errors import ClientError, CommandFailed, CommandTimeout, NoWorker, RunEnded, WorkerDied
 from .log import read_range
 from .results import Result, Rung, read_answer
 from .tracker import Tracker
@@ -83,7 +83,7 @@ class Core:
                 raise self.over()
             send = send or self._send
             if send is None:
-                raise ClientError(f"{cmd}: nobody listens to commands.")
+                raise NoWorker(f"{cmd} was not sent: nobody listens to commands.")
             id_, line = self._channel.command(cmd, parameters)
             self._open[id_] = command
         send(line)

@@ -1,5 +1,8 @@
 """Plays the scripted cases that both clients share: `clients/cases/README.md` describes their format."""
 
+import asyncio
+import functools
+import inspect
 import json
 import threading
 import time
@@ -11,6 +14,7 @@ import msgspec
 import pytest
 
 import trainwire_client as tw
+from trainwire_client import aio
 from trainwire_client.testing import LINES, fake_worker
 from trainwire_client.testing.fake_worker import FakeWorker, matches
 from trainwire_protocol.events import EVENT_TYPES, type_name
@@ -27,11 +31,55 @@ def plain(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
-class Player:
-    """Does what a case's client does."""
+class OverAsyncio:
+    """Calls the asyncio client from a thread without a loop, so that it plays the same cases."""
 
-    def __init__(self, case: dict[str, Any], folder: Path) -> None:
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.handle: Any = None
+
+    def do(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(WAIT_SECONDS)
+
+    def open(self, name: str, *arguments: Any, **options: Any) -> "OverAsyncio":
+        async def opened() -> Any:
+            return await getattr(aio, name)(*arguments, **options)
+
+        self.handle = self.do(opened())
+        return self
+
+    def __iter__(self) -> "OverAsyncio":
+        return self
+
+    def __next__(self) -> Any:
+        async def take() -> Any:
+            return await anext(self.handle, None)
+
+        event = self.do(take())
+        if event is None:
+            raise StopIteration
+        return event
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.handle, name, None)
+        if inspect.iscoroutinefunction(value):
+            return lambda *arguments, **options: self.do(value(*arguments, **options))
+        return getattr(self.handle._handle, name) if value is None else value
+
+    def end(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+class Player:
+    """Does what a case's client does, by the client of one of both kinds."""
+
+    def __init__(self, case: dict[str, Any], folder: Path, kind: str) -> None:
         self.case = case
+        self.twin = OverAsyncio() if kind == "asyncio" else None
         self.folder = folder / "run"
         self.folder.mkdir()
         self.kit = folder / "kit"
@@ -64,13 +112,15 @@ class Player:
                 self.run.close()
             for thread, _ in self.begun.values():
                 thread.join(WAIT_SECONDS)
+            if self.twin is not None:
+                self.twin.end()
 
     def act(self, action: dict[str, Any]) -> None:
         match action:
             case {"launch": options}:
                 self.check(action, lambda: self.launch(**options))
             case {"attach": options}:
-                self.check(action, lambda: self.keep(tw.attach(self.folder, on_unknown=self.unknown.append, **options)))
+                self.check(action, lambda: self.open("attach", self.folder, **options))
             case {"history": arguments}:
                 self.check(action, lambda: tw.history(self.folder, **arguments))
             case {"read": "all"}:
@@ -100,13 +150,14 @@ class Player:
             case _:
                 raise AssertionError(f"unknown action: {action}")
 
-    def keep(self, run: Any) -> None:
-        self.run = run
+    def open(self, name: str, subject: Any, **options: Any) -> None:
+        opener = functools.partial(self.twin.open, name) if self.twin else getattr(tw, name)
+        self.run = opener(subject, on_unknown=self.unknown.append, **options)
 
     def launch(self, **options: Any) -> None:
         config = {"model": "model", "data": "data.jsonl", "run_dir": str(self.folder)}
         command = fake_worker(self.case, folder=self.kit)
-        self.keep(tw.launch(config, command=command, on_unknown=self.unknown.append, **options))
+        self.open("launch", config, command=command, **options)
 
     def each(self) -> Iterator[Any]:
         # Not list(run): what was read before an error must be kept.
@@ -191,7 +242,8 @@ class Player:
         return matches(expected, fact)
 
 
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_client_keeps_the_promise_of_the_case(name: str, tmp_path: Path) -> None:
+def test_the_client_keeps_the_promise_of_the_case(name: str, kind: str, tmp_path: Path) -> None:
     case = json.loads((CASES / f"{name}.json").read_text())
-    Player(case, tmp_path).play()
+    Player(case, tmp_path, kind).play()
