@@ -49,6 +49,11 @@ def our_logits(checkpoint: Path, model: Path) -> np.ndarray:
     return np.array(module(mx.array(IDS)).astype(mx.float32))
 
 
+def assert_same_logits(theirs: np.ndarray, ours: np.ndarray) -> None:
+    """Equal within float32 rounding through a few layers."""
+    np.testing.assert_allclose(theirs, ours, atol=3e-4 * np.abs(ours).max(), rtol=1e-3)
+
+
 @pytest.mark.parametrize("method", ["lora", "dora", "full"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore")
@@ -64,7 +69,7 @@ def test_transformers_computes_the_same_logits(base: Path, tmp_path: Path, famil
         logits = theirs(torch.tensor(IDS)).logits.numpy()
     ours = our_logits(checkpoint, model)
     assert np.abs(ours - our_logits(model, model)).max() > 1e-2
-    np.testing.assert_allclose(logits, ours, atol=2e-4, rtol=1e-3)
+    assert_same_logits(logits, ours)
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "hf").decode(IDS[0])
 
 
@@ -83,7 +88,7 @@ def test_peft_computes_the_same_logits(base: Path, tmp_path: Path, family: str, 
     theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "peft").eval()
     with torch.no_grad():
         logits = theirs(torch.tensor(IDS)).logits.numpy()
-    np.testing.assert_allclose(logits, our_logits(checkpoint, model), atol=2e-4, rtol=1e-3)
+    assert_same_logits(logits, our_logits(checkpoint, model))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5_moe", "lfm2"])
@@ -92,7 +97,7 @@ def test_a_fused_mlx_model_computes_the_same_logits(base: Path, tmp_path: Path, 
     checkpoint = trained(base, tmp_path, model)
     done = export(checkpoint, "mlx", tmp_path / "mlx")
     assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(our_logits(tmp_path / "mlx", model), our_logits(checkpoint, model), atol=1e-4, rtol=1e-3)
+    assert_same_logits(our_logits(tmp_path / "mlx", model), our_logits(checkpoint, model))
 
 
 def test_fusing_into_a_packed_base_says_what_was_lost_and_dequantizing_loses_nothing(
@@ -160,4 +165,4 @@ def test_the_engine_of_trainwire_computes_what_mlx_lm_loads(base: Path, tmp_path
     ours = Model(module, model_config, base / "model", config)
     ours.set_trainable(mx.load(str(checkpoint / "adapters.safetensors")))
     logits = np.array(ours.module(mx.array(IDS)))
-    np.testing.assert_allclose(logits, our_logits(checkpoint, base / "model"), atol=1e-4, rtol=1e-3)
+    assert_same_logits(logits, our_logits(checkpoint, base / "model"))

@@ -80,6 +80,8 @@ def open_checkpoint(folder: Path) -> Source:
     state = json.loads((folder / STATE_NAME).read_bytes())
     adapter_file = folder / "adapter_config.json"
     adapter = json.loads(adapter_file.read_bytes()) if adapter_file.is_file() else None
+    if adapter is not None and adapter["fine_tune_type"] == "full":
+        adapter = None
     return Source(folder, state, adapter)
 
 
