@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from .log import Tail, Timeline, decode_log_line, log_path
 from .pump import Pump
 
 _POLL = 0.1
+_HANDOVER = 0.5
+"""Seconds without a holder of the lock that are no death yet: a supervised worker is being started again."""
 
 
 class AttachedRun(Handle):
@@ -54,6 +57,7 @@ class AttachedRun(Handle):
         return holder.pid if holder else None
 
     def _follow(self) -> None:
+        free_since: float | None = None
         while not self._closed.is_set():
             # Who is asked before the log is read cannot have written to it after the reading.
             holder = lock_holder(self._folder)
@@ -61,10 +65,16 @@ class AttachedRun(Handle):
             lines = self._tail.read()
             if lines:
                 self._take(lines)
-            elif holder is None:
+                continue
+            if holder is not None and not self._tail.replaced:
+                free_since = None
+            elif self._core.tracker.end is not None:
                 break
-            else:
-                self._closed.wait(_POLL)
+            elif free_since is None:
+                free_since = time.monotonic()
+            elif time.monotonic() - free_since > _HANDOVER:
+                break
+            self._closed.wait(_POLL)
         self._tail.close()
         core = self._core
         if self._closed.is_set():

@@ -289,10 +289,12 @@ def death(core: Core, status: tuple[int | None, str | None], stderr: str, junk: 
     """Make the error that tells how a worker died."""
     code, signal_name = status
     how = f"was ended by {signal_name}" if signal_name else f"left with exit code {code}"
+    if signal_name is None and code is None:
+        how = "is gone"
     checkpoint = core.tracker.last_checkpoint
     parts = [f"{core.describe()} {how} without an end line, in {core.tracker.doing()}."]
     if core.restarts:
-        parts.append(f"It had been started again {core.restarts} times.")
+        parts.append(f"Restarts by supervision before: {core.restarts}.")
     parts.append(f"The last checkpoint is {checkpoint}." if checkpoint else "It reported no checkpoint.")
     last_words = (stderr or junk.decode("utf-8", "replace")).strip().splitlines()[-8:]
     if last_words:

@@ -30,7 +30,7 @@ def _read_config(config: AnyConfig) -> dict[str, Any]:
         return {key: v for key, v in msgspec.to_builtins(config).items() if v != FIELDS[key].default}
     if isinstance(config, Mapping):
         return dict(config)
-    path = Path(config).absolute()
+    path = Path(config).expanduser().absolute()
     values = read_config_file(path)
     try:
         resolved = build_config(values, path.parent, run_name=path.stem)

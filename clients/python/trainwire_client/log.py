@@ -112,24 +112,31 @@ def _read_range(file: BinaryIO, first: int, last: int) -> Iterator[Item]:
 
 
 class Tail:
-    """Reads a growing log piece by piece; half a last line waits for the rest."""
+    """Reads a growing log piece by piece; half a last line is left until the rest is there.
+
+    It begins each piece behind the last whole line, for a worker that repairs the log cuts half a line away.
+    """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("rb")
-        self._rest = b""
+        self._offset = 0
 
     def read(self) -> list[bytes]:
-        """Give the whole lines that were written since the last call, a MiB at most."""
+        """Give the whole lines that were written since the last call, about a MiB at most."""
+        self._file.seek(self._offset)
         data = self._file.read(1 << 20)
-        if not data:
-            # A worker that repairs the log cuts half a line away: what was held of it is not there any more.
-            if self._file.tell() > os.fstat(self._file.fileno()).st_size:
-                self._file.seek(-len(self._rest), os.SEEK_CUR)
-                self._rest = b""
-            return []
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()
-        return lines
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        return data[: end - 1].split(b"\n") if end else []
+
+    @property
+    def replaced(self) -> bool:
+        """Whether the path holds another file by now, or none."""
+        try:
+            return not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))
+        except OSError:
+            return True
 
     def close(self) -> None:
         """Close the file."""

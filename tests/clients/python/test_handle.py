@@ -1,0 +1,202 @@
+"""Who consumes events, in which thread, and what the test kit plays."""
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainwire_client as tw
+from trainwire_client import End, Init, Step, aio
+from trainwire_client.testing import LINES, fake_worker
+
+CONFIG = {"model": "m", "data": "d"}
+BEGIN: list[dict[str, Any]] = [{"hello": {}}, {"start": {}}]
+UNTIL_PING: list[dict[str, Any]] = [{"await": "ping"}, {"answer": "ping", "result": {"ts": 1}}]
+FINISH: list[dict[str, Any]] = [{"finish": {}}]
+
+
+def test_wait_leaves_the_events_to_the_thread_that_iterates() -> None:
+    with tw.launch(CONFIG, command=fake_worker([*BEGIN, *UNTIL_PING, {"steps": 50}, *FINISH])) as run:
+        read: list[Any] = [next(run)]
+        iterating = threading.Event()
+
+        def iterate() -> None:
+            read.append(next(run))
+            iterating.set()
+            read.extend(run)
+
+        reader = threading.Thread(target=iterate)
+        reader.start()
+        iterating.wait(30)
+        run.ping()
+        result = run.wait(30)
+        reader.join(30)
+    assert result.outcome == "completed"
+    assert [event.seq for event in read] == list(range(1, 55))
+
+
+def test_wait_after_a_loop_that_was_left_hands_the_rest_to_the_handlers() -> None:
+    with tw.launch(CONFIG, command=fake_worker([*BEGIN, {"steps": 9}, *FINISH])) as run:
+        rest: list[int] = []
+        for event in run:
+            if isinstance(event, Step) and event.step == 4:
+                break
+        run.on("step", lambda event: rest.append(event.step))
+        run.wait(30)
+        assert list(run) == []
+    assert rest == [5, 6, 7, 8, 9]
+
+
+def test_what_a_handler_raises_reaches_the_consumer_and_loses_no_other_event() -> None:
+    with tw.launch(CONFIG, command=fake_worker([*BEGIN, {"steps": 3}, *FINISH])) as run:
+
+        @run.on("step")
+        def fail(event: Step) -> None:
+            raise KeyError(event.step)
+
+        failures = []
+        for _ in range(3):
+            with pytest.raises(KeyError) as caught:
+                run.wait(30)
+            failures.append(caught.value.args[0])
+        assert run.wait(30).outcome == "completed"
+    assert failures == [1, 2, 3]
+
+
+def test_a_wait_that_times_out_says_what_the_worker_was_doing() -> None:
+    silent = fake_worker([*BEGIN, {"steps": 2}, *UNTIL_PING, *FINISH])
+    with tw.launch(CONFIG, command=silent) as run:
+        assert [next(run).seq for _ in range(4)] == [1, 2, 3, 4]  # type: ignore[union-attr]
+        with pytest.raises(tw.CommandTimeout, match=r"did not end within 0.05 s.*at step 2.*step \(seq 4\)"):
+            run.wait(0.05)
+        run.ping()
+        assert run.wait(30).outcome == "completed"
+
+
+def test_a_death_is_told_before_hello_with_what_was_printed_to_the_wrong_place() -> None:
+    banner = [{"raw": "Fatal: no licence\n"}, {"exit": 4}]
+    with pytest.raises(tw.WorkerDied, match=r"exit code 4(.|\n)*no licence"):
+        tw.launch(CONFIG, command=fake_worker(banner))
+
+
+def test_the_kit_plays_a_recorded_session_with_the_ids_of_this_client(tmp_path: Path) -> None:
+    session = tmp_path / "session.jsonl"
+    lines: list[dict[str, Any]] = [
+        LINES["hello"],
+        {"id": 70, "cmd": "start", "config": {"model": "m"}},
+        {**LINES["attempt"], "seq": 1, "ts": 1},
+        {**LINES["init"], "seq": 2, "ts": 2, "cause": 70},
+        {**LINES["response"], "id": 70, "cmd": "start", "result": {"run_id": "recorded"}, "at_seq": 2},
+        {"id": "p", "cmd": "pause"},
+        {**LINES["paused"], "seq": 3, "ts": 3, "cause": "p"},
+        {**LINES["response"], "id": "p", "cmd": "pause", "result": {"step": 1, "changed": True}, "at_seq": 3},
+        {**LINES["end"], "seq": 4, "ts": 4, "outcome": "stopped", "exit_code": 0},
+    ]
+    session.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with tw.launch({**CONFIG, "run_dir": str(tmp_path / "run")}, command=fake_worker(session)) as run:
+        assert run.started(30).run_id == "recorded"
+        assert run.pause().at_seq == 3
+        assert [(event.seq, event.ts) for event in run] == [(1, 1), (2, 2), (3, 3), (4, 4)]  # type: ignore[union-attr]
+        assert run.wait().outcome == "stopped"
+
+
+def test_the_kit_says_when_a_command_is_not_what_the_script_expects() -> None:
+    script = [*BEGIN, {"await": "set", "with": {"values": {"learning_rate": 1.0}}}]
+    with tw.launch(CONFIG, command=fake_worker(script)) as run, pytest.raises(tw.WorkerDied, match="does not match"):
+        run.set(learning_rate=2.0)
+
+
+def test_a_run_over_asyncio_is_iterated_steered_and_awaited() -> None:
+    async def work() -> tuple[list[int], tw.Result]:
+        script = [*BEGIN, {"steps": 3}, *UNTIL_PING, {"steps": 2}, *FINISH]
+        async with aio.launch(CONFIG, command=fake_worker(script)) as run:
+            seen: list[int] = []
+
+            @run.on("step")
+            async def note(event: Step) -> None:
+                await asyncio.sleep(0)
+                seen.append(event.step)
+
+            async for event in run:
+                if isinstance(event, Init):
+                    assert (await run.started()).run_id == "r1"
+                if isinstance(event, Step) and event.step == 3:
+                    assert (await run.ping()).ts == 1
+            return seen, await run.wait()
+
+    seen, result = asyncio.run(work())
+    assert seen == [1, 2, 3, 4, 5]
+    assert result.outcome == "completed"
+
+
+def test_over_asyncio_a_waiting_task_leaves_the_events_to_the_one_that_iterates() -> None:
+    async def work() -> list[Any]:
+        run = await aio.launch(CONFIG, command=fake_worker([*BEGIN, *UNTIL_PING, {"steps": 50}, *FINISH]))
+        read: list[Any] = []
+
+        async def iterate() -> None:
+            async for event in run:
+                read.append(event)
+
+        reader = asyncio.create_task(iterate())
+        while not read:
+            await asyncio.sleep(0)
+        waiter = asyncio.create_task(run.wait(30))
+        await run.ping()
+        assert (await waiter).outcome == "completed"
+        await reader
+        await run.close()
+        return read
+
+    assert [event.seq for event in asyncio.run(work())] == list(range(1, 55))
+
+
+def test_over_asyncio_a_cancelled_iteration_loses_no_event() -> None:
+    async def work() -> list[Any]:
+        async with aio.launch(CONFIG, command=fake_worker([*BEGIN, *UNTIL_PING, {"steps": 5}, *FINISH])) as run:
+            read: list[Any] = []
+
+            async def iterate() -> None:
+                async for event in run:
+                    read.append(event)
+
+            reader = asyncio.create_task(iterate())
+            while len(read) < 2:
+                await asyncio.sleep(0)
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+            await run.ping()
+            return read + [event async for event in run]
+
+    assert [event.seq for event in asyncio.run(work())] == list(range(1, 10))
+
+
+def test_over_asyncio_the_loop_turns_while_a_command_waits_and_a_flood_comes() -> None:
+    async def work() -> tuple[int, int]:
+        turns = 0
+
+        async def turn() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        turner = asyncio.create_task(turn())
+        async with aio.launch(CONFIG, command=fake_worker([*BEGIN, {"steps": 2000}, *FINISH])) as run:
+            events = [event async for event in run]
+        turner.cancel()
+        return turns, sum(event.updates for event in events if isinstance(event, Step))
+
+    turns, updates = asyncio.run(work())
+    assert updates == 2000
+    assert turns > 10
+
+
+def test_an_end_is_the_last_event_and_iteration_stays_at_its_end() -> None:
+    with tw.launch(CONFIG, command=fake_worker([*BEGIN, *FINISH])) as run:
+        assert isinstance(list(run)[-1], End)
+        assert list(run) == []
