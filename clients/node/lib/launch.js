@@ -75,7 +75,7 @@ async function validate(config, options = {}) {
     const response = await worker.channel.request('validate', { config: prepared.config }, { timeout, signal })
     return response.result
   } finally {
-    await worker.shutdown({ times: { ...SHUTDOWN, stop: 0 }, saving: () => false, onRung: ignore, stop: ignore })
+    await worker.shutdown({ times: { ...SHUTDOWN, stop: 0 }, saving: async () => false, onRung: ignore, stop: ignore })
   }
 }
 

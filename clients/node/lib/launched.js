@@ -9,6 +9,8 @@ const { Run } = require('./run.js')
 const { HELLO_TIMEOUT, SHUTDOWN, WorkerProcess } = require('./worker.js')
 
 const SUPERVISE = { restarts: 5, within: 180_000 }
+/** How long a worker that is being ended may take to say what it does, in ms. */
+const STATUS_PATIENCE = 500
 /** How long a worker that refused `start` may take to leave by itself, in ms. */
 const REFUSAL_GRACE = 1000
 
@@ -248,7 +250,7 @@ class LaunchedRun extends Run {
       if (!this.ended && !this.#detached) {
         await worker.shutdown({
           times: { ...SHUTDOWN, ...this.#options.shutdown },
-          saving: () => this.activity === 'checkpoint',
+          saving: () => this.#saves(worker),
           stop: () => worker.channel.request('stop', {}).catch(() => {}),
           onRung: (rung, ms) => {
             this.#rungs.push({ rung, ms })
@@ -261,6 +263,15 @@ class LaunchedRun extends Run {
     } finally {
       release()
     }
+  }
+
+  /** Says whether the worker is writing a checkpoint: by its own word, or, if it is silent, as last heard. */
+  async #saves(worker) {
+    if (worker.takesCommands) {
+      const answer = await worker.channel.request('status', {}, { timeout: STATUS_PATIENCE }).catch(() => undefined)
+      if (answer) this.activity = answer.result.activity
+    }
+    return this.activity === 'checkpoint'
   }
 
   /** Sends SIGKILL to the worker and its engine at once: nothing is saved. */

@@ -5,6 +5,8 @@ const { spawn } = require('node:child_process')
 const { Channel, PROTOCOL } = require('./channel.js')
 const { CommandTimeout, ProtocolMismatch, WorkerDied, WorkerNotFound } = require('./errors.js')
 
+/** How often a worker that saves is asked whether it still does, in ms. */
+const SAVE_POLL = 200
 /** Characters of stderr that are kept. */
 const STDERR_KEPT = 16 << 10
 const HELLO_TIMEOUT = 30_000
@@ -147,8 +149,13 @@ class WorkerProcess {
     }
   }
 
+  get takesCommands() {
+    return this.#child.stdin.writable
+  }
+
   /** Kills the worker if it does not leave soon: it has said its last line, or can say no more. */
   expectExit() {
+    if (this.closed) return
     this.#exitTimer ??= setTimeout(() => this.signal('SIGKILL'), this.#times.exit)
     if (!this.#held) this.#exitTimer.unref()
   }
@@ -183,8 +190,8 @@ class WorkerProcess {
   }
 
   /**
-   * Ends the worker, rung by rung, until it is gone: `stop` command, closed stdin, SIGTERM, SIGKILL. While `saving()`
-   * holds no further rung is taken before `times.save` has passed. `onRung(name, ms)` tells each rung as it is taken.
+   * Ends the worker, rung by rung, until it is gone: `stop` command, closed stdin, SIGTERM, SIGKILL. While
+   * `saving()` resolves with true no further rung is taken before `times.save` has passed. `onRung(name, ms)` tells each rung as it is taken.
    */
   async shutdown({ times, saving, onRung, stop }) {
     const began = Date.now()
@@ -199,7 +206,7 @@ class WorkerProcess {
       onRung(name, Date.now() - began)
       act()
       await this.#goneWithin(wait)
-      while (!this.closed && saving() && Date.now() - began < times.save) await this.#goneWithin(50)
+      while (!this.closed && Date.now() - began < times.save && (await saving())) await this.#goneWithin(SAVE_POLL)
     }
     if (!this.closed) this.#destroyStreams()
     await this.gone

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import os from 'node:os'
 import path from 'node:path'
-import { test } from 'node:test'
+import { describe, test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 
@@ -207,26 +207,29 @@ function writeFiles(files, dir) {
 }
 
 const names = fs.readdirSync(folder).filter((name) => name.endsWith('.json') && name !== 'lines.json')
-for (const name of names) {
-  const scenario = JSON.parse(fs.readFileSync(path.join(folder, name), 'utf8'))
-  test(`${name}: ${scenario.about}`, { timeout: LIMIT, concurrency: true }, async (t) => {
-    const dir = fs.realpathSync(fs.mkdtempSync(path.join(os.tmpdir(), 'trainwire-case-')))
-    const player = new Player(scenario, dir)
-    t.after(async () => {
-      await player.run?.kill?.()
-      fs.rmSync(dir, { recursive: true, force: true })
-    })
-    writeFiles(scenario.files ?? {}, dir)
-    for (const [number, action] of fill(scenario.client, dir).entries()) {
-      try {
-        await player.play(action)
-      } catch (error) {
-        error.message = `client action ${number} ${JSON.stringify(action).slice(0, 200)}: ${error.message}`
-        throw error
+
+describe('the scripted cases', { concurrency: 3 }, () => {
+  for (const name of names) {
+    const scenario = JSON.parse(fs.readFileSync(path.join(folder, name), 'utf8'))
+    test(`${name}: ${scenario.about}`, { timeout: LIMIT }, async (t) => {
+      const dir = fs.realpathSync(fs.mkdtempSync(path.join(os.tmpdir(), 'trainwire-case-')))
+      const player = new Player(scenario, dir)
+      t.after(async () => {
+        await player.run?.kill?.()
+        fs.rmSync(dir, { recursive: true, force: true })
+      })
+      writeFiles(scenario.files ?? {}, dir)
+      for (const [number, action] of fill(scenario.client, dir).entries()) {
+        try {
+          await player.play(action)
+        } catch (error) {
+          error.message = `client action ${number} ${JSON.stringify(action).slice(0, 200)}: ${error.message}`
+          throw error
+        }
       }
-    }
-  })
-}
+    })
+  }
+})
 
 test('the sample lines that the test kit ships are those of the cases', () => {
   const shipped = JSON.parse(fs.readFileSync(new URL('../testing/lines.json', import.meta.url), 'utf8'))
