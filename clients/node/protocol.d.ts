@@ -228,6 +228,18 @@ export interface DataEvent extends EventBase {
   padding_fraction: number;
 }
 
+/** What was read, used and left out of a split, as the `data` event tells it. */
+export interface DataReport {
+  split: "train" | "valid";
+  rows_read: number;
+  rows_used: number;
+  rows_dropped: { [key: string]: Dropped };
+  tokens: number;
+  trained_tokens: number;
+  length_histogram: { [key: string]: number };
+  padding_fraction: number;
+}
+
 /** Let the run go on when this front end leaves, whatever `--on-eof` and `--on-detach` say. */
 export interface DetachCommand {
   cmd: "detach";
@@ -292,14 +304,6 @@ export interface ErrorEvent extends EventBase {
   message: string;
   details?: { [key: string]: unknown };
   hint?: string;
-}
-
-/** What a run would take, from its data and two small trial updates. */
-export interface Estimate {
-  total_steps: number;
-  step_ms?: number | null;
-  total_time_secs?: number | null;
-  peak_bytes?: number | null;
 }
 
 /** Evaluate now. */
@@ -740,6 +744,9 @@ export interface StatusResult {
   queue: Queue;
   /** commands that are not answered yet */
   open_ids: (number | string | null)[];
+  /** since the engine's last sign of life */
+  loop_age_ms: number;
+  engine_pid: number | null;
 }
 
 /** One update, or several that `log_every` or a slow reader put together. */
@@ -801,14 +808,17 @@ export interface ValidateCommand {
   id?: number | string | null;
 }
 
-/** Whether the config and its data can be trained, and what the run would take. */
+/** Whether the config, the model and the data can be trained; all but the issues only if they can. */
 export interface ValidateResult {
   valid: boolean;
+  /** what is wrong, and, of a valid config, what is noticed */
   issues: Issue[];
   /** the resolved config */
   config?: { [key: string]: unknown } | null;
-  data?: DataEvent[] | null;
-  estimate?: Estimate | null;
+  data?: DataReport[] | null;
+  total_steps?: number | null;
+  trainable_parameters?: number | null;
+  total_parameters?: number | null;
 }
 
 /** Name and version of the worker. */

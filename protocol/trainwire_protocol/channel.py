@@ -15,6 +15,8 @@ import msgspec
 from .events import Activity, Event, Outcome, RunEvent, Step
 
 _HEAD = struct.Struct(">I")
+MAX_FRAME = 64 << 20
+"""Bytes of a message, far above what either side sends."""
 CHANNEL_FD_VARIABLE = "TRAINWIRE_CHANNEL_FD"
 """Environment variable that names the engine's end of the channel, an inherited socket."""
 
@@ -163,12 +165,14 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add what was read, and give every message that is whole by now."""
+        """Add what was read, and give every message that is whole by now. Raises ValueError at one that is too long."""
         buffer = self._buffer
         buffer += data
         start, end = 0, len(buffer)
         while end - start >= 4:
             (size,) = _HEAD.unpack_from(buffer, start)
+            if size > MAX_FRAME:
+                raise ValueError(f"a message of {size} bytes")
             if end - start - 4 < size:
                 break
             yield bytes(buffer[start + 4 : start + 4 + size])

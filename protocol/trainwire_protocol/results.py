@@ -1,32 +1,38 @@
 """What the response to each command holds when the command took effect."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from .config import MAX_INT
 from .config_load import Issue
-from .events import Activity, CommandId, Count, Data, Outcome, Phase, Queue, Step
+from .events import Activity, CommandId, Count, Dropped, Outcome, Phase, Queue, Step
 
 
-class Estimate(msgspec.Struct, omit_defaults=True):
-    """What a run would take, from its data and two small trial updates."""
+class DataReport(msgspec.Struct):
+    """What was read, used and left out of a split, as the `data` event tells it."""
 
-    total_steps: Count
-    step_ms: float | None = None
-    total_time_secs: float | None = None
-    peak_bytes: Count | None = None
+    split: Literal["train", "valid"]
+    rows_read: Count
+    rows_used: Count
+    rows_dropped: dict[str, Dropped]
+    tokens: Count
+    trained_tokens: Count
+    length_histogram: dict[str, int]
+    padding_fraction: float
 
 
 class ValidateResult(msgspec.Struct, omit_defaults=True):
-    """Whether the config and its data can be trained, and what the run would take."""
+    """Whether the config, the model and the data can be trained; all but the issues only if they can."""
 
     valid: bool
-    issues: list[Issue]
+    issues: Annotated[list[Issue], Meta(description="what is wrong, and, of a valid config, what is noticed")]
     config: Annotated[dict[str, Any], Meta(description="the resolved config")] | None = None
-    data: list[Data] | None = None
-    estimate: Estimate | None = None
+    data: list[DataReport] | None = None
+    total_steps: Count | None = None
+    trainable_parameters: Count | None = None
+    total_parameters: Count | None = None
 
 
 class StartResult(msgspec.Struct):
@@ -120,6 +126,8 @@ class StatusResult(msgspec.Struct):
     last_seq: Count
     queue: Queue
     open_ids: Annotated[list[CommandId | None], Meta(description="commands that are not answered yet")]
+    loop_age_ms: Annotated[int, Meta(ge=0, le=MAX_INT, description="since the engine's last sign of life")]
+    engine_pid: int | None
 
 
 class DetachResult(msgspec.Struct):

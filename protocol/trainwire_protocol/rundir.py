@@ -108,8 +108,11 @@ def defect(folder: Path, *, hashes: bool = True) -> str | None:
             return f"{name} is missing"
         if size != entry.size:
             return f"{name} has {size} bytes instead of {entry.size}"
-        if hashes and file_sha256(path) != entry.sha256:
-            return f"{name} has another SHA-256 than its manifest"
+        try:
+            if hashes and file_sha256(path) != entry.sha256:
+                return f"{name} has another SHA-256 than its manifest"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
     return None
 
 

@@ -57,7 +57,8 @@ class Acts:
             case s.Print():
                 _print(act)
             case s.Spawn():
-                subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({act.ms / 1000.0})"])
+                code = f"import time; time.sleep({act.ms / 1000.0}); print('the child leaves')"
+                subprocess.Popen([sys.executable, "-c", code])
             case s.Die():
                 _die(act.signal)
             case s.Exit():

@@ -1,6 +1,7 @@
 """Checkpoints of a scripted run: small, whole by their manifest, and enough to resume from."""
 
 import json
+import math
 import os
 import shutil
 import struct
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 
 from trainwire_protocol import rundir
+from trainwire_protocol.config import ON_RESUME, Config, OnResume
 from trainwire_protocol.errors import ResumeRefused
 from trainwire_protocol.events import CheckpointKind, Step
 
@@ -21,17 +23,52 @@ class State(msgspec.Struct, kw_only=True):
 
     engine: str = "fake"
     step: int = 0
+    epoch: int = 1
     trained_tokens: int = 0
     time_ms: float = 0.0
-    epoch_loss_sum: float = 0.0
+    epoch_loss: float = 0.0
     epoch_tokens: int = 0
     epoch_updates: int = 0
-    epoch_time_ms: float = 0.0
-    best_valid_loss: float | None = None
-    evaluations_without_best: int = 0
+    epoch_ms: float = 0.0
+    best_loss: float | None = None
+    worse_evaluations: int = 0
+    evaluated_step: int = -1
+    generated_step: int = -1
     skipped: int = 0
-    skipped_in_a_row: int = 0
+    skipped_in_row: int = 0
+    horizon: int = 0
+    given: dict[str, Any] = {}
     config: dict[str, Any] = {}
+
+    def count(self, loss: float, tokens: int, ms: float) -> None:
+        """Take note of an update; one without tokens was skipped."""
+        self.step += 1
+        self.epoch_updates += 1
+        self.time_ms += ms
+        self.epoch_ms += ms
+        if not math.isfinite(loss):
+            self.skipped += 1
+            self.skipped_in_row += 1
+            return
+        self.skipped_in_row = 0
+        self.trained_tokens += tokens
+        self.epoch_tokens += tokens
+        self.epoch_loss += loss * tokens
+
+    def next_epoch(self) -> None:
+        """Stand before the first update of the next epoch."""
+        self.epoch += 1
+        self.epoch_updates = self.epoch_tokens = 0
+        self.epoch_loss = self.epoch_ms = 0.0
+
+    def judge(self, loss: float) -> bool:
+        """Take note of an evaluation: true if it is the best so far, which nan never is."""
+        best = math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss)
+        if best:
+            self.best_loss, self.worse_evaluations = loss, 0
+        else:
+            self.worse_evaluations += 1
+        return best
 
 
 def write_checkpoint(
@@ -67,6 +104,26 @@ def read_checkpoint(folder: Path) -> tuple[State, list[Step]]:
     except (OSError, msgspec.DecodeError) as error:
         raise ResumeRefused(f"{folder} is no checkpoint of a scripted run: {error}.") from None
     return state, history
+
+
+def check_config(state: State, config: Config) -> Config:
+    """Give the config to go on with: what the checkpoint had, but for keys that were changed and may be.
+
+    Raises ResumeRefused for the others.
+    """
+    now, values = msgspec.to_builtins(config), dict(state.config)
+    for key, rule in ON_RESUME.items():
+        if now[key] in (state.given.get(key), state.config.get(key)):
+            continue
+        accepted = rule is OnResume.FREE or (rule is OnResume.OVERRIDE and key in config.resume_override)
+        if not accepted:
+            raise ResumeRefused(
+                f"The run cannot be resumed with another config: {key} was {state.config.get(key)!r} in the"
+                f" checkpoint and is {now[key]!r} in the config.",
+                changes={key: {"from": state.config.get(key), "to": now[key], "on_resume": rule.value}},
+            )
+        values[key] = now[key]
+    return msgspec.convert({**values, "run_dir": now["run_dir"]}, Config)
 
 
 def _move_aside(run_dir: Path, folder: Path) -> None:

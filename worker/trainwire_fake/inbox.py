@@ -5,13 +5,14 @@ from collections import deque
 
 from trainwire_protocol.channel import Alive, Answer, AnyOrder, EngineChannel, Order, Report
 from trainwire_protocol.coalesce import merge_steps
+from trainwire_protocol.errors import TrainwireError
 from trainwire_protocol.events import Activity, Event, Step
 
 HISTORY = 10_000
 
 
 class Inbox:
-    """Orders wait here until they are taken; `step` events are put together by `log_every` on their way out."""
+    """Orders wait here until they are taken; updates are put together on their way out."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -20,9 +21,8 @@ class Inbox:
         self.ignore_orders = False
         self._pending_step: Step | None = None
         self._activity: Activity | None = None
-        self.log_every = 1
         self.reported: deque[Step] = deque(maxlen=HISTORY)
-        """The update reports since the last checkpoint."""
+        """The update reports since the last periodic checkpoint."""
 
     @property
     def closed(self) -> bool:
@@ -62,11 +62,10 @@ class Inbox:
         if order is not None:
             self._orders.appendleft(order)
 
-    def step(self, event: Step) -> None:
-        """Report an update; it goes out once `log_every` updates are together."""
-        event = event if self._pending_step is None else merge_steps(self._pending_step, event)
-        self._pending_step = event
-        if event.updates >= self.log_every:
+    def step(self, event: Step, *, out: bool) -> None:
+        """Report an update, now or together with later ones."""
+        self._pending_step = event if self._pending_step is None else merge_steps(self._pending_step, event)
+        if out:
             self.flush()
 
     def flush(self) -> None:
@@ -90,9 +89,10 @@ class Inbox:
         """Answer an order that took effect."""
         self.report(Answer(order=order, result=result))
 
-    def refuse(self, order: int, code: str, message: str, hint: str | None = None) -> None:
+    def refuse(self, order: int, error: TrainwireError) -> None:
         """Answer an order that failed."""
-        self.report(Answer(order=order, code=code, message=message, hint=hint))
+        details = error.details or None
+        self.report(Answer(order=order, code=error.code, message=error.message, details=details, hint=error.hint))
 
     def alive(self, activity: Activity, step: int) -> None:
         """Give a sign of life when the activity changes."""

@@ -34,14 +34,14 @@ class Plan:
         """Epochs that are at least begun."""
         return max(1, -(-self.total_steps // self.updates_per_epoch))
 
-    def rows(self, step: int) -> int:
-        """Give the examples in an update, counted from 1."""
-        last_of_epoch = step % self.updates_per_epoch == 0
-        return self.examples - (self.updates_per_epoch - 1) * self.batch_size if last_of_epoch else self.batch_size
+    def rows(self, update: int) -> int:
+        """Give the examples in an update of an epoch, counted from 1."""
+        rest = self.examples - (self.updates_per_epoch - 1) * self.batch_size
+        return rest if update == self.updates_per_epoch else self.batch_size
 
-    def set_max_steps(self, max_steps: int) -> None:
-        """Move the end of the run; 0 counts by epochs."""
-        self.total_steps = max_steps or self.epochs * self.updates_per_epoch
+    def set_max_steps(self, max_steps: int, done: int = 0) -> None:
+        """Move the end of the run, not before what is done; 0 counts by epochs."""
+        self.total_steps = max(max_steps or self.epochs * self.updates_per_epoch, done)
 
 
 def make_plan(config: Config, script: Script) -> Plan:
@@ -60,7 +60,7 @@ def make_plan(config: Config, script: Script) -> Plan:
 
 def resolve(config: Config, plan: Plan) -> Config:
     """Fill in the defaults that depend on model, data and machine."""
-    warmup = config.warmup_steps if config.warmup_steps is not None else math.ceil(0.03 * plan.horizon)
+    warmup = config.warmup_steps if config.warmup_steps is not None else round(0.03 * plan.horizon)
     return msgspec.structs.replace(
         config,
         train_on=config.train_on or "assistant",

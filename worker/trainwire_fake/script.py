@@ -11,7 +11,7 @@ from msgspec import Meta
 from trainwire_protocol.errors import ConfigInvalid
 from trainwire_protocol.events import Dropped, Level
 
-Moment = Literal["load", "tokenize", "update", "eval", "generate", "save", "final", "exit"]
+Moment = Literal["load", "tokenize", "update", "boundary", "eval", "generate", "save", "final", "exit"]
 Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
 Number = float | Literal["nan", "inf", "-inf"]
 
@@ -166,7 +166,7 @@ class Script(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     loss: list[Number] | Decay = Decay()
     valid_loss: list[Number] | Decay = Decay(3.1, 0.7, 8.0)
 
-    clock: Literal["real", "fake"] = "real"
+    clock: Literal["real", "scripted"] = "real"
     load_ms: Milliseconds = 0.0
     tokenize_ms: Milliseconds = 0.0
     step_ms: Milliseconds = 10.0

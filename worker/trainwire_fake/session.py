@@ -10,14 +10,16 @@ from trainwire_protocol import rundir
 from trainwire_protocol.coalesce import perplexity
 from trainwire_protocol.config import Config
 from trainwire_protocol.errors import TrainwireError
-from trainwire_protocol.events import Checkpoint, CheckpointKind, EvalEnd, Log, Step
+from trainwire_protocol.events import Checkpoint, CheckpointKind, EvalEnd, Log
 
 from .acts import Acts
 from .clock import Clock
-from .disk import State, read_checkpoint, write_checkpoint
+from .disk import State, write_checkpoint
 from .inbox import Inbox
 from .plan import Plan
 from .script import Script
+
+GiveWay = Callable[[], None]
 
 
 class Session:
@@ -25,96 +27,89 @@ class Session:
 
     def __init__(self, script: Script, inbox: Inbox, clock: Clock, acts: Acts, config: Config, plan: Plan) -> None:
         self.script, self.inbox, self.clock, self.acts = script, inbox, clock, acts
-        self.config, self.plan = config, plan
+        self.given = self.config = config
+        self.plan = plan
         self.state = State()
-        self.last_checkpoint: Path | None = None
-        self._saved: tuple[int, Path, int] | None = None
+        self.newest: Path | None = None
+        """The checkpoint that was whole last."""
+        self.begun = False
+        """True once the run is ready for its first update."""
+        self.start_step = 0
+        self._whole: tuple[int, Config, Path, int] | None = None
         self.run_dir = Path(config.run_dir or "run").absolute()
 
-    def change(self, **values: object) -> None:
-        """Replace keys of the config."""
-        self.config = msgspec.structs.replace(self.config, **values)
-        self.inbox.log_every = self.config.log_every
+    def went_on_from(self, folder: Path) -> None:
+        """Take notice of the checkpoint that the run goes on from."""
+        manifest = rundir.read_manifest(folder)
+        size = sum(entry.size for entry in manifest.files.values()) if manifest else 0
+        self.newest = folder
+        self._whole = (self.state.step, self.config, folder, size)
 
-    def save(self, name: str, kind: CheckpointKind, *, cause: int | None = None) -> tuple[Path, int, bool]:
-        """Write a checkpoint: its path, its size in bytes, and whether it was written.
+    def whole(self) -> tuple[Path, int] | None:
+        """Give the checkpoint that already holds this very state, and its size in bytes."""
+        if self._whole is not None and self._whole[:2] == (self.state.step, self.config):
+            return self._whole[2:]
+        return None
 
-        The same step is not written twice, but for `final` and `best`. Raises TrainwireError if the script wants the
-        save to fail.
-        """
+    def save(self, name: str, kind: CheckpointKind, *, cause: int | None = None) -> tuple[Path, int]:
+        """Write a checkpoint: its path and its size in bytes. Raises TrainwireError if the script wants it to fail."""
         step = self.state.step
-        if kind in ("periodic", "manual") and self._saved is not None and self._saved[0] == step:
-            return self._saved[1], self._saved[2], False
         self.inbox.alive("checkpoint", step)
         self.inbox.flush()
         self.clock.wait(self.script.save_ms)
         self.acts.perform("final" if kind == "final" else "save", step)
+        self.state.given = msgspec.to_builtins(self.given)
         self.state.config = msgspec.to_builtins(self.config)
-        history: list[Step] = list(self.inbox.reported)
+        history = list(self.inbox.reported)
         path, size = write_checkpoint(self.run_dir, name, kind, self.state, history, self.clock.epoch_ms())
-        self.inbox.reported.clear()
         self.inbox.emit(Checkpoint(path=str(path), step=step, bytes=size, kind=kind, cause=cause))
-        self.last_checkpoint = path
-        if kind in ("periodic", "manual"):
-            self._saved = (step, path, size)
-        return path, size, True
+        if kind == "periodic":
+            self.inbox.reported.clear()
+        self.newest = path
+        self._whole = (step, self.config, path, size)
+        return path, size
 
-    def save_for_leaving(self) -> None:
-        """Write a checkpoint if there is something to keep: at least one update of this run."""
-        if self.state.step:
-            self.save(rundir.checkpoint_name(self.state.step), "periodic")
-
-    def resume_from(self, folder: Path) -> list[Step]:
-        """Take up a checkpoint; gives the update reports that it carries."""
-        self.state, history = read_checkpoint(folder)
-        manifest = rundir.read_manifest(folder)
-        size = sum(entry.size for entry in manifest.files.values()) if manifest else 0
-        self.last_checkpoint = folder
-        self._saved = (self.state.step, folder, size)
-        return history
-
-    def save_periodic(self) -> None:
-        """Write the checkpoint that is due; a save that fails is reported and the run goes on."""
+    def save_due(self, name: str, kind: CheckpointKind) -> None:
+        """Write a checkpoint that is due; one that fails is reported, and the run goes on."""
         try:
-            self.save(rundir.checkpoint_name(self.state.step), "periodic")
+            self.save(name, kind)
         except TrainwireError as error:
-            self.inbox.emit(
-                Log(level="error", code="save_failed", message=error.message, details={"step": self.state.step})
-            )
+            details = {"path": str(self.run_dir / name), "step": self.state.step, "code": error.code}
+            message = f"{error.message} The checkpoints before are intact."
+            self.inbox.emit(Log(level="error", code="save_failed", message=message, details=details))
 
-    def evaluate(self, max_batches: int | None, give_way: Callable[[], None], cause: int | None = None) -> EvalEnd:
-        """Evaluate, giving way to urgent orders between batches, and report the outcome."""
+    def evaluate(self, max_batches: int | None, give_way: GiveWay, cause: int | None = None) -> EvalEnd:
+        """Evaluate, giving way to urgent orders between batches, and report it.
+
+        An evaluation that was ordered, by `cause`, is for looking and never the best one.
+        """
         started = self.clock.now_ms()
         state, script = self.state, self.script
         self.inbox.alive("eval", state.step)
         batches = -(-script.valid_examples // self.plan.batch_size)
-        batches = min(batches, max_batches or self.config.eval_batches or batches)
+        batches = min(batches, (self.config.eval_batches if max_batches is None else max_batches) or batches)
         self.acts.perform("eval", state.step)
         for _ in range(batches):
             give_way()
             self.clock.wait(script.eval_ms)
             self.inbox.sign_of_life(state.step)
-        loss = script.valid_loss_at(max(1, state.step))
-        best = math.isfinite(loss) and (state.best_valid_loss is None or loss < state.best_valid_loss)
+        loss = script.valid_loss_at(state.step)
+        best = cause is None and state.judge(loss)
         rows = min(script.valid_examples, batches * self.plan.batch_size)
         event = EvalEnd(
             step=state.step,
             valid_loss=loss,
-            perplexity=_rounded(perplexity(loss)),
-            token_accuracy=_rounded(math.exp(-loss)),
+            perplexity=six_digits(perplexity(loss)),
+            token_accuracy=six_digits(math.exp(-loss)),
             tokens=rows * script.tokens_per_example,
             ms=round(self.clock.now_ms() - started, 3),
             best=best,
             cause=cause,
         )
         self.inbox.emit(event)
-        if best:
-            state.best_valid_loss, state.evaluations_without_best = loss, 0
-        else:
-            state.evaluations_without_best += 1
         return event
 
-    def generate(self, max_tokens: int, give_way: Callable[[], None], adapter: bool = True) -> tuple[str, int, float]:
+    def generate(self, max_tokens: int, give_way: GiveWay, adapter: bool = True) -> tuple[str, int, float]:
         """Say what the script lets the model say, giving way between tokens: text, tokens, milliseconds.
 
         Without `adapter` the base model speaks.
@@ -124,13 +119,13 @@ class Session:
         self.acts.perform("generate", self.state.step)
         words = (self.script.completion if adapter else self.script.base_completion).split(" ")
         tokens = min(max_tokens, len(words))
-        if self.script.token_ms:
-            for _ in range(tokens):
-                give_way()
-                self.clock.wait(self.script.token_ms)
+        for _ in range(tokens if self.script.token_ms else 0):
+            give_way()
+            self.clock.wait(self.script.token_ms)
         text = " ".join(words[:tokens]) * self.script.completion_repeat
         return text, tokens, round(self.clock.now_ms() - started, 3)
 
 
-def _rounded(value: float | None) -> float | None:
-    return value if value is None or not math.isfinite(value) else round(value, 6)
+def six_digits(value: float | None) -> float | None:
+    """Round to six digits, so that the number is the same on every machine."""
+    return value if value is None or not math.isfinite(value) else float(f"{value:.6g}")
