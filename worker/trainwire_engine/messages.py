@@ -32,6 +32,8 @@ class MessageForm:
         return [self._message(message) for message in messages]
 
     def _message(self, message: Message) -> Message:
+        if len(message) == 2 and type(message.get("content")) is str:
+            return message
         result = {key: value for key, value in message.items() if value is not None and key not in TRAINER_FIELDS}
         reasoning = next((result[key] for key in REASONING_FIELDS if key in result), None)
         if reasoning is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
@@ -26,7 +27,8 @@ _tracking: ContextVar[bool] = ContextVar("tracking", default=False)
 # Generation blocks are bracketed while rendering and the brackets are taken out afterwards: positions then hold
 # also where a template collects its text in a variable first. Noncharacters cannot come from a JSON text's author
 # by accident; a row that has them is not tracked.
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
+MARKS = re.compile(f"([{OPEN}{CLOSE}])")
 
 
 class TemplateFailed(Exception):
@@ -49,22 +51,22 @@ class _GenerationTag(jinja2.ext.Extension):
         return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
 
     def _mark(self, caller: Any) -> str:
-        text = str(caller())
-        return f"{_OPEN}{text}{_CLOSE}" if _tracking.get() else text
+        text: str = caller()
+        return OPEN + text + CLOSE if _tracking.get() else text
 
 
 def _raise_exception(message: str) -> None:
     raise jinja2.exceptions.TemplateError(message)
 
 
-def _tojson(
+def to_json(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes HTML characters.
+    """The filter `tojson`, without the escapes for HTML that Jinja's own has."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -98,6 +100,21 @@ class _Dict:
         return dict.fromkeys(*args, **kwargs)
 
 
+def chat_environment(now: datetime | None = None) -> jinja2.Environment:
+    """The sandbox that chat templates run in. `now` is the time that `strftime_now` tells."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals.update(
+        raise_exception=_raise_exception,
+        strftime_now=lambda form: (now or datetime.now()).strftime(form),
+        dict=_Dict(),
+        namespace=_Namespace,
+    )
+    return environment
+
+
 class ChatTemplate:
     """Turns messages into the text that a model was made to read.
 
@@ -109,37 +126,32 @@ class ChatTemplate:
     def __init__(self, source: str, variables: Mapping[str, Any], now: datetime | None = None) -> None:
         self.source = source
         self.variables = dict(variables)
+        self.now = now
         self.tells_time = "strftime_now" in source
         self.has_generation_marks = bool(_MARKER.search(source))
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals.update(
-            raise_exception=_raise_exception,
-            strftime_now=lambda form: (now or datetime.now()).strftime(form),
-            dict=_Dict(),
-            namespace=_Namespace,
-        )
         try:
-            self._template = environment.from_string(source)
+            self._template = chat_environment(now).from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateFailed(error.message or "syntax error", error.lineno) from None
+
+    def context(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, add_generation_prompt: bool
+    ) -> dict[str, Any]:
+        """All that the template sees."""
+        return {
+            **self.variables,
+            "messages": messages,
+            "tools": tools or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, add_generation_prompt: bool = False
     ) -> str:
         """Render a conversation as it stands. Raises TemplateFailed."""
         try:
-            return self._template.render(
-                {
-                    **self.variables,
-                    "messages": messages,
-                    "tools": tools or None,
-                    "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
-                }
-            )
+            return self._template.render(self.context(messages, tools, add_generation_prompt))
         except RecursionError:
             raise TemplateFailed("the template recurses without an end", None) from None
         except Exception as error:
@@ -147,23 +159,30 @@ class ChatTemplate:
 
     def render_marked(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> tuple[str, list[Span]]:
         """Render a conversation, and give the spans of its generation blocks in order."""
-        token = _tracking.set(True)
-        try:
+        with tracking():
             marked = self.render(messages, tools)
-        finally:
-            _tracking.reset(token)
         text: list[str] = []
         spans: list[Span] = []
         at = start = 0
-        for piece in re.split(f"([{_OPEN}{_CLOSE}])", marked):
-            if piece == _OPEN:
+        for piece in MARKS.split(marked):
+            if piece == OPEN:
                 start = at
-            elif piece == _CLOSE:
+            elif piece == CLOSE:
                 spans.append((start, at))
             else:
                 text.append(piece)
                 at += len(piece)
         return "".join(text), spans
+
+
+@contextlib.contextmanager
+def tracking() -> Iterator[None]:
+    """Have generation blocks bracketed by OPEN and CLOSE in what is rendered meanwhile."""
+    token = _tracking.set(True)
+    try:
+        yield
+    finally:
+        _tracking.reset(token)
 
 
 def _words(error: Exception) -> str:

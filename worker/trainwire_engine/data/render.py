@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trainwire_engine.data.conversations import Conversations
 from trainwire_engine.data.rows import Chat, RowError, Text, Tokens
-from trainwire_engine.data.turns import TurnFinder, TurnNotFound
+from trainwire_engine.data.turns import TurnNotFound
 from trainwire_engine.messages import MessageForm
 from trainwire_engine.template import ChatTemplate, Message, Span, TemplateFailed
 from trainwire_engine.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ class Rendered:
 class _Templated:
     template: ChatTemplate
     form: MessageForm
-    finder: TurnFinder
+    conversations: Conversations
 
 
 @dataclass
@@ -88,45 +89,29 @@ class Renderer:
         template, form = self.tokenizer.template_for(chat.tools)
         kit = self._templates.get(id(template))
         if kit is None:
-            kit = _Templated(template, form, TurnFinder(template, self.tokenizer.marks))
+            kit = _Templated(template, form, Conversations(template, self.tokenizer.marks))
             self._templates[id(template)] = kit
         return kit
 
     def _render(self, kit: _Templated, messages: list[Message], chat: Chat) -> Rendered:
         replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if self.train_on == "all":
-            text = kit.template.render(messages, chat.tools)
             quiet = [i for i, train in enumerate(chat.train) if not train]
             if any(i not in replies for i in quiet):
                 raise RowError("train", "with train_on = all, only assistant turns can be switched off")
-            found = kit.finder.find(text, messages, chat.tools, _with_content(messages, quiet)) if quiet else {}
-            return Rendered(text, _without(len(text), sorted(found.values())))
-        turns = [i for i in (replies[-1:] if self.train_on == "last" else replies) if chat.train[i]]
+            text, spans = kit.conversations(messages, chat.tools, _with_content(messages, quiet))
+            return Rendered(text, _without(len(text), spans))
         if not replies:
             raise RowDropped("no_assistant_turn")
-        if kit.template.has_generation_marks:
-            text, blocks = kit.template.render_marked(messages, chat.tools)
-            if blocks:
-                return Rendered(text, _blocks_of(blocks, replies, turns))
-        else:
-            text = kit.template.render(messages, chat.tools)
-        turns = _with_content(messages, turns)
-        found = kit.finder.find(text, messages, chat.tools, turns) if turns else {}
-        return Rendered(text, sorted(found.values()))
+        turns = [i for i in (replies[-1:] if self.train_on == "last" else replies) if chat.train[i]]
+        if not kit.template.has_generation_marks:
+            turns = _with_content(messages, turns)
+        return Rendered(*kit.conversations(messages, chat.tools, turns))
 
 
 def _with_content(messages: Sequence[Message], turns: Sequence[int]) -> list[int]:
     """Leave out turns without a word: they would teach only to end at once."""
     return [i for i in turns if any(messages[i].get(k) for k in ("content", "reasoning_content", "tool_calls"))]
-
-
-def _blocks_of(blocks: list[Span], replies: list[int], turns: list[int]) -> list[Span]:
-    """Choose the generation blocks of the trained turns."""
-    if turns == replies:
-        return blocks
-    if len(blocks) != len(replies):
-        raise TurnNotFound("the template's generation blocks are not one for each assistant turn")
-    return [block for block, reply in zip(blocks, replies) if reply in turns]
 
 
 def _without(length: int, spans: Sequence[Span]) -> list[Span]:

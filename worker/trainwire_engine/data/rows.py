@@ -224,6 +224,9 @@ def _chat(messages: Any, where: str, row: Row) -> Chat:
 
 
 def _check_message(message: Any, where: str) -> bool:
+    if type(message) is dict and len(message) == 2 and type(message.get("content")) is str:
+        _text(message, "role", where)
+        return True
     role = _text(_typed(message, dict, where), "role", where)
     content = message.get("content")
     if isinstance(content, list):

@@ -1,21 +1,14 @@
-"""Finds in a rendered conversation the text of each turn that the model has to write."""
+"""Finds where the turns of a conversation begin and end, by what its renderings have in common."""
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-import orjson
-
-from trainwire_engine.messages import REASONING_FIELDS
-from trainwire_engine.template import ChatTemplate, Message, Span, TemplateFailed
-
-# Letters and digits alone: no filter, escape or strip of a template changes them.
-_SIGN = re.compile(r"Qz([0-9]+)zQw7")
-_CACHED = 4096
+from trainwire_engine.data.words import any_of
+from trainwire_engine.template import ChatTemplate, Message, TemplateFailed
 
 
 class TurnNotFound(Exception):
@@ -23,195 +16,114 @@ class TurnNotFound(Exception):
 
 
 @dataclass(frozen=True)
-class _Sign:
-    """Stands for one text of a conversation in a signed rendering."""
-
-    message: int
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A position: `offset` characters into the literal number `literal`."""
+class Place:
+    """A position in a rendered text with signs: `offset` characters into the literal number `literal`."""
 
     literal: int
     offset: int
 
 
 @dataclass(frozen=True)
-class Skeleton:
-    """A rendered conversation with signs for its contents: the text between them, and where the turns are."""
+class Signed:
+    """A rendered text whose contents are signs: the literals around them, and the signs in their order."""
 
-    literals: tuple[str, ...]
-    signs: tuple[int, ...]
-    turns: dict[int, tuple[_Place, _Place]]
+    literals: list[str]
+    signs: list[int]
 
-    def fit(self, text: str, contents: Sequence[str]) -> dict[int, Span] | None:
-        """Lay the skeleton over the real text; None if it differs anywhere."""
-        at = 0
-        starts = []
-        for index, literal in enumerate(self.literals):
-            if not text.startswith(literal, at):
-                return None
-            starts.append(at)
-            at += len(literal)
-            if index < len(self.signs):
-                following = self.literals[index + 1]
-                for form in _forms(contents[self.signs[index]]):
-                    if text.startswith(form, at) and text.startswith(following, at + len(form)):
-                        at += len(form)
-                        break
-                else:
-                    return None
-        if at != len(text):
-            return None
-        return {
-            turn: (starts[first.literal] + first.offset, starts[last.literal] + last.offset)
-            for turn, (first, last) in self.turns.items()
-        }
+    def last(self, roots: Sequence[int]) -> int | None:
+        """The content that the last sign stands for."""
+        return roots[self.signs[-1]] if self.signs else None
 
 
-def _forms(content: str) -> tuple[str, ...]:
-    """What templates make of a content: nothing, or one of the usual trims."""
-    return (
-        content,
-        content.strip(),
-        content.lstrip(),
-        content.rstrip(),
-        content.strip("\n"),
-        content.lstrip("\n"),
-        content.rstrip("\n"),
-    )
+SignedRender = Callable[[int, bool], Signed]
+"""Renders the first that many messages, with or without a generation prompt."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is known of each sign: its message (None: several), what it is there, and the content it comes from.
+
+    With `behind`, signs stand behind the contents, else in their place.
+    """
+
+    owners: Sequence[int | None]
+    kinds: Sequence[str]
+    roots: Sequence[int]
+    behind: bool = False
 
 
 class TurnFinder:
-    """Finds the turns of conversations under one template.
+    """Finds turns under one template.
 
-    The conversation is rendered a second time with a sign in place of each content, and so are its beginnings: up
-    to the turn with a generation prompt, and up to the turn's end. What these share with the signed text says where
-    a turn begins and ends. Signed texts depend on the structure of a conversation alone and are kept; each real
-    text is compared with them to the last character. Where a content changes what the template does, the signs are
-    put behind the contents instead. `marks` are the texts of the tokenizer's added tokens.
+    What the beginning of a conversation with a generation prompt shares with the whole one says where a turn
+    begins, and what the beginning up to the turn shares with it says where the turn ends. `marks` are the texts of
+    the tokenizer's added tokens: no turn begins or ends inside one.
     """
 
     def __init__(self, template: ChatTemplate, marks: Sequence[str]) -> None:
-        self._template = template
-        self._kept: dict[bytes, Skeleton] = {}
         marks = [mark for mark in marks if mark.strip()]
-        self._marks = re.compile("|".join(re.escape(m) for m in sorted(marks, key=len, reverse=True)) or r"(?!)")
+        self._marks = re.compile(any_of(marks) if marks else "(?!)")
         self._longest = max(map(len, marks), default=1)
+        self._header = _generation_prompt(template)
 
     def find(
-        self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turns: Sequence[int]
-    ) -> dict[int, Span]:
-        """Give the span of each of the turns (indices of messages). Raises TurnNotFound."""
-        signed, signs = _signed(messages)
-        key = orjson.dumps([signed, tools, turns])
-        skeleton = self._kept.get(key)
-        if skeleton is None:
-            try:
-                skeleton = self._skeleton(signed, signs, tools, turns, behind=False)
-            except (TemplateFailed, TurnNotFound):
-                skeleton = None
-            if skeleton is not None and len(self._kept) < _CACHED:
-                self._kept[key] = skeleton
-        spans = skeleton.fit(text, [sign.text for sign in signs]) if skeleton else None
-        return spans if spans is not None else self._find_behind(text, messages, tools, turns)
+        self, whole: Signed, render: SignedRender, messages: int, turns: Sequence[int], contents: Contents
+    ) -> dict[int, tuple[Place, Place]]:
+        """Give the begin and the end of each of the turns, which are indices of messages. Raises TurnNotFound."""
+        return {turn: self._turn(whole, render, messages, turn, contents) for turn in turns}
 
-    def _find_behind(
-        self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turns: Sequence[int]
-    ) -> dict[int, Span]:
-        if _SIGN.search(text):
-            raise TurnNotFound("the text has words that are reserved for finding turns")
-        for roles in (None, ("assistant",)):
-            signed, signs = _signed(messages, behind=True, roles=roles)
-            try:
-                skeleton = self._skeleton(signed, signs, tools, turns, behind=True)
-            except (TemplateFailed, TurnNotFound):
-                continue
-            spans = skeleton.fit(text, [""] * len(signs))
-            if spans is not None:
-                return spans
-        raise TurnNotFound("the template changes the text around a turn in a way that hides where it begins or ends")
+    def _turn(
+        self, whole: Signed, render: SignedRender, messages: int, turn: int, contents: Contents
+    ) -> tuple[Place, Place]:
+        own = [at for at, sign in enumerate(whole.signs) if contents.owners[sign] == turn]
+        if not own or len(own) != own[-1] - own[0] + 1:
+            raise TurnNotFound("the template leaves the turn out or takes it apart")
+        first, last = own[0], own[-1]
+        begin = self._begin(whole, render, turn, first, contents)
+        if begin is None:
+            if contents.behind or contents.kinds[whole.signs[first]] != "content":
+                raise TurnNotFound("no role header is found before the turn")
+            begin = len(whole.literals[first])
+        return Place(first, begin), Place(last + 1, self._end(whole, render, turn, messages, last, contents))
 
-    def _skeleton(
-        self,
-        messages: Sequence[Message],
-        signs: Sequence[_Sign],
-        tools: Sequence[Any] | None,
-        turns: Sequence[int],
-        behind: bool,
-    ) -> Skeleton:
-        literals, order = _split(self._template.render(messages, tools))
-        places = {}
-        for turn in turns:
-            own = [at for at, number in enumerate(order) if signs[number].message == turn]
-            if not own or len(own) != own[-1] - own[0] + 1:
-                raise TurnNotFound("the template leaves the turn out or takes it apart")
-            first, last = own[0], own[-1]
-            previous = order[first - 1] if first else None
-            begin = self._begin(messages[:turn], tools, literals[first], previous, behind)
-            if begin is None:
-                if behind or signs[order[first]].kind != "content":
-                    raise TurnNotFound("no role header is found before the turn")
-                begin = len(literals[first])
-            end = self._end(messages[: turn + 1], tools, literals[last + 1], order[last], turn + 1 == len(messages))
-            places[turn] = (_Place(first, begin), _Place(last + 1, end))
-        return Skeleton(tuple(literals), tuple(order), places)
-
-    def _begin(
-        self, before: Sequence[Message], tools: Sequence[Any] | None, literal: str, previous: int | None, behind: bool
-    ) -> int | None:
+    def _begin(self, whole: Signed, render: SignedRender, turn: int, first: int, contents: Contents) -> int | None:
         """How much of the text before a turn's first content the generation prompt would already have."""
         if not self._header:
             return None
+        literal = whole.literals[first]
+        previous = contents.roots[whole.signs[first - 1]] if first else None
         try:
-            prompted, order = _split(self._template.render(before, tools, True))
-            plain, _ = _split(self._template.render(before, tools))
+            prompted, plain = render(turn, True), render(turn, False)
         except TemplateFailed:
             return self._begin_by_header(literal)
-        if (order[-1] if order else None) != previous:
+        if prompted.last(contents.roots) != previous:
             return self._begin_by_header(literal)
-        length = self._shared(prompted[-1], literal)
-        if length == len(prompted[-1]) or (length == len(literal) and not behind):
+        prompt = prompted.literals[-1]
+        length = self._shared(prompt, literal)
+        if length == len(prompt) or (length == len(literal) and not contents.behind):
             return length
         # Only a part is shared: a header without what the prompt adds to it. It ends with a mark or a line.
         length = self._boundary(literal, length)
-        return length if length > self._shared(plain[-1], literal) else None
+        return length if length > self._shared(plain.literals[-1], literal) else None
 
     def _begin_by_header(self, literal: str) -> int | None:
-        found = literal.count(self._header) == 1
-        return literal.index(self._header) + len(self._header) if found else None
+        return literal.index(self._header) + len(self._header) if literal.count(self._header) == 1 else None
 
-    @functools.cached_property
-    def _header(self) -> str:
-        """The generation prompt after one question; empty if the template has none."""
-        question = [{"role": "user", "content": "q"}]
-        try:
-            prompted = self._template.render(question, None, True)
-            plain = self._template.render(question, None)
-        except TemplateFailed:
-            return ""
-        return prompted[len(plain) :] if prompted.startswith(plain) else prompted
-
-    def _end(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, literal: str, sign: int, is_last: bool
-    ) -> int:
+    def _end(self, whole: Signed, render: SignedRender, turn: int, messages: int, last: int, contents: Contents) -> int:
         """How far the text after a turn's last content belongs to the turn: to its end mark."""
+        literal = whole.literals[last + 1]
         length = len(literal)
-        if not is_last:
+        if turn + 1 < messages:
             try:
-                rendered, signs = _split(self._template.render(messages, tools))
+                until = render(turn + 1, False)
             except TemplateFailed:
-                rendered, signs = [], []
-            if signs and signs[-1] == sign:
-                length = self._shared(rendered[-1], literal)
-            else:
-                mark = self._marks.search(literal)
-                if mark is None:
-                    raise TurnNotFound("no end mark is found after the turn")
+                until = Signed([""], [])
+            if until.last(contents.roots) == contents.roots[whole.signs[last]]:
+                length = self._shared(until.literals[-1], literal)
+            elif mark := self._marks.search(literal):
                 length = mark.end()
+            else:
+                raise TurnNotFound("no end mark is found after the turn")
         marks = list(self._marks.finditer(literal, 0, length))
         if marks and not literal[marks[-1].end() : length].strip():
             return marks[-1].end()
@@ -238,50 +150,24 @@ class TurnFinder:
         return max([literal.rfind("\n", 0, length) + 1, *ends])
 
 
-def _split(text: str) -> tuple[list[str], list[int]]:
-    """Cut a signed text into the literals between the signs, and the signs' numbers."""
-    pieces = _SIGN.split(text)
-    return pieces[::2], [int(number) for number in pieces[1::2]]
+_Block = TypeVar("_Block")
 
 
-def _signed(
-    messages: Sequence[Message], behind: bool = False, roles: tuple[str, ...] | None = None
-) -> tuple[list[Message], list[_Sign]]:
-    """Sign every text that a template may write: in place of the text, or behind it."""
-    signs: list[_Sign] = []
+def choose_blocks(blocks: list[_Block], messages: Sequence[Message], turns: Sequence[int]) -> list[_Block]:
+    """Choose the generation blocks of some turns. Raises TurnNotFound where they cannot be told apart."""
+    replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if list(turns) == replies:
+        return blocks
+    if len(blocks) != len(replies):
+        raise TurnNotFound("the template's generation blocks are not one for each assistant turn")
+    return [block for block, reply in zip(blocks, replies) if reply in turns]
 
-    def sign(index: int, kind: str, text: str) -> str:
-        body = text.rstrip()
-        if not body:
-            return text
-        mark = f"Qz{len(signs)}zQw7"
-        signs.append(_Sign(index, kind, text))
-        return body + mark + text[len(body) :] if behind else mark
 
-    signed = []
-    for index, message in enumerate(messages):
-        if roles is not None and message["role"] not in roles:
-            signed.append(message)
-            continue
-        message = dict(message)
-        reasoning = message.get(REASONING_FIELDS[0])
-        if isinstance(reasoning, str):
-            mark = sign(index, "reasoning", reasoning)
-            message.update({key: mark for key in REASONING_FIELDS if message.get(key) == reasoning})
-        content = message.get("content")
-        if isinstance(content, str):
-            message["content"] = sign(index, "content", content)
-        elif isinstance(content, list):
-            message["content"] = [
-                sign(index, "content", part)
-                if isinstance(part, str)
-                else {**part, "text": sign(index, "content", part["text"])}
-                for part in content
-            ]
-        if message.get("tool_calls"):
-            message["tool_calls"] = [
-                {**call, "function": {**call["function"], "name": sign(index, "call", call["function"]["name"])}}
-                for call in message["tool_calls"]
-            ]
-        signed.append(message)
-    return signed, signs
+def _generation_prompt(template: ChatTemplate) -> str:
+    """What the template adds after one question; empty if it adds nothing."""
+    question = [{"role": "user", "content": "q"}]
+    try:
+        prompted, plain = template.render(question, None, True), template.render(question, None)
+    except TemplateFailed:
+        return ""
+    return prompted[len(plain) :] if prompted.startswith(plain) else prompted

@@ -65,8 +65,15 @@ class _Rules:
     nfc: bool = False
 
 
-_Items = list[bytes | str]
-"""Encoded words, and words that are still to be encoded."""
+# Units begin before a run of spaces, or behind newlines; where these meet, only if several newlines are no trouble.
+_UNITS_WITH_RUNS = r" *[^ \n]+\n*| *\n+| +"
+_UNITS = r" *[^ \n]+(?:\n(?=[^ \n]))?|[ \n]+"
+
+_Items = bytes | list[bytes | str]
+"""Encoded words; a list as long as there are words to be encoded among them."""
+
+_Plan = list[tuple[int, _Items]]
+"""Parts of a text, each with the position of its first character."""
 
 
 class WordEncoder:
@@ -81,8 +88,10 @@ class WordEncoder:
         normalized = [token.content for token in tokens.values() if token.normalized]
         # The tokenizer looks for added tokens twice, and so does this.
         self._splitters = [re.compile(f"({any_of(texts)})") for texts in (raw, normalized) if texts]
+        self._units = re.compile(_UNITS_WITH_RUNS if rules.newline_runs else _UNITS).findall
         self._known: dict[str, bytes] = {}
         self._whole: dict[str, bytes] = {}
+        self._missing: dict[str, None] = {}
 
     @classmethod
     def of(cls, backend: Any) -> WordEncoder | None:
@@ -98,38 +107,40 @@ class WordEncoder:
 
         Places are positions of characters, in order.
         """
+        self._missing.clear()
         plans = [self._plan(text, cuts) for text, cuts in zip(texts, places)]
-        missing = list(dict.fromkeys(i for plan in plans for _, items in plan for i in items if type(i) is str))
-        encodings = self._backend.encode_batch_fast(missing, add_special_tokens=False)
-        fresh = {word: _bytes(encoding.ids) for word, encoding in zip(missing, encodings)}
+        words = list(self._missing)
+        encodings = self._backend.encode_batch_fast(words, add_special_tokens=False)
+        fresh = {word: _bytes(encoding.ids) for word, encoding in zip(words, encodings)}
         results = [self._joined(text, plan, cuts, fresh) for text, plan, cuts in zip(texts, plans, places)]
         self._keep(fresh)
         return results
 
-    def _plan(self, text: str, cuts: Sequence[int]) -> list[tuple[int, _Items]]:
+    def _plan(self, text: str, cuts: Sequence[int]) -> _Plan:
         """Cut a text into parts, so that a place lies between two parts, or inside of one that is a single word."""
         if "\0" in text or (self._rules.nfc and not text.isascii() and not unicodedata.is_normalized("NFC", text)):
+            self._missing[text] = None
             return [(0, [text])]
-        plan: list[tuple[int, _Items]] = []
-        at, cut = 0, 0
+        plan: _Plan = []
+        at, cut, last = 0, 0, len(cuts)
         for index, part in enumerate(self._split(text)):
             if not part:
                 continue
             start, at = at, at + len(part)
-            while cut < len(cuts) and cuts[cut] <= start:
+            while cut < last and cuts[cut] <= start:
                 cut += 1
             if index & 1:
-                plan.append((start, [self._marks[part]]))
-            elif cut < len(cuts) and cuts[cut] < at:
+                plan.append((start, self._marks[part]))
+            elif cut < last and cuts[cut] < at:
                 plan += self._cut_part(part, start, cuts[cut:])
             else:
-                plan.append((start, self._items(self._units(part))))
+                plan.append((start, self._whole.get(part) or self._items(self._units(part))))
         return plan
 
-    def _cut_part(self, part: str, start: int, places: Sequence[int]) -> list[tuple[int, _Items]]:
+    def _cut_part(self, part: str, start: int, places: Sequence[int]) -> _Plan:
         """Cut plain text at the places inside it; word by word if one of them is within a word."""
         units = self._units(part)
-        plan: list[tuple[int, _Items]] = []
+        plan: _Plan = []
         done, at = 0, start
         for place in places:
             if place >= start + len(part):
@@ -144,8 +155,8 @@ class WordEncoder:
             done, at = index, position
         return [*plan, (at, self._items(units[done:]))]
 
-    def _word_by_word(self, units: Sequence[str], at: int) -> list[tuple[int, _Items]]:
-        plan: list[tuple[int, _Items]] = []
+    def _word_by_word(self, units: Sequence[str], at: int) -> _Plan:
+        plan: _Plan = []
         index = 0
         while index < len(units):
             end = self._word_end(units, index)
@@ -165,21 +176,12 @@ class WordEncoder:
                 pieces = [p for i, piece in enumerate(pieces) for p in ([piece] if i & 1 else splitter.split(piece))]
         return pieces
 
-    def _units(self, part: str) -> list[str]:
-        """Cut before each space and behind each run of newlines; an empty unit stands where both meet."""
-        units = part.replace(" ", "\0 ").replace("\n", "\n\0").replace("\0\n", "\n").split("\0")
-        if not units[-1]:
-            units.pop()
-        if not units[0]:
-            del units[0]
-        return units
-
     def _items(self, units: list[str]) -> _Items:
         """Look units up; those not known are joined with their neighbours where no cut is allowed."""
-        ids: list[bytes | None] = list(map(self._known.get, units))
+        ids: list[Any] = list(map(self._known.get, units))
         if None not in ids:
-            return ids  # type: ignore[return-value]
-        items: _Items = []
+            return b"".join(ids)
+        items: list[bytes | str] = []
         done = 0
         for index in [index for index, found in enumerate(ids) if found is None]:
             if index < done:
@@ -187,14 +189,17 @@ class WordEncoder:
             start, end = index, self._word_end(units, index)
             while start > done and not self._may_cut(units[start - 1], units[start]):
                 start -= 1
-            items += ids[done:start]  # type: ignore[arg-type]
-            if word := "".join(units[start:end]):
-                items.append(self._seen(word))
+            items += ids[done:start]
+            items.append(self._seen("".join(units[start:end])))
             done = end
-        return items + ids[done:]  # type: ignore[operator]
+        return items + ids[done:]
 
     def _seen(self, word: str) -> bytes | str:
-        return self._known.get(word) or self._whole.get(word) or word
+        ids = self._known.get(word) or self._whole.get(word)
+        if ids is not None:
+            return ids
+        self._missing[word] = None
+        return word
 
     def _word_end(self, units: Sequence[str], index: int) -> int:
         """Where the word that holds a unit ends."""
@@ -204,10 +209,8 @@ class WordEncoder:
         return index
 
     def _may_cut(self, before: str, after: str) -> bool:
-        if not before or not after:
-            return False
-        behind_newline = before[-1] == "\n"
-        return (after[0] == " ") != behind_newline and self._ends_well(before) and _begins_well(after)
+        """Whether two units, which meet before a space or behind a newline, are independent of each other."""
+        return self._ends_well(before) and _begins_well(after)
 
     def _ends_well(self, unit: str) -> bool:
         last = unit[-1]
@@ -216,41 +219,41 @@ class WordEncoder:
         return self._rules.newline_runs or (len(unit) > 1 and not unit[-2].isspace())
 
     def _joined(
-        self, text: str, plan: list[tuple[int, _Items]], places: Sequence[int], fresh: dict[str, bytes]
+        self, text: str, plan: _Plan, places: Sequence[int], fresh: dict[str, bytes]
     ) -> tuple[np.ndarray, list[int]]:
-        parts = [b"".join([fresh[i] if type(i) is str else i for i in items]) for _, items in plan]  # type: ignore
+        parts = [
+            items if type(items) is bytes else b"".join([fresh[i] if type(i) is str else i for i in items])  # type: ignore[misc]
+            for _, items in plan
+        ]
         found: list[int] = []
-        tokens = 0
-        for index, (start, _) in enumerate(plan):
-            end = plan[index + 1][0] if index + 1 < len(plan) else len(text)
-            while len(found) < len(places) and places[len(found)] < end:
+        tokens, count = 0, len(places)
+        ends = [start for start, _ in plan[1:]]
+        for (start, _), end, part in zip(plan, [*ends, len(text)], parts):
+            while len(found) < count and places[len(found)] < end:
                 inside = places[len(found)] - start
                 found.append(tokens + (self._before(text[start:end], inside) if inside > 0 else 0))
-            tokens += len(parts[index]) // 4
-        found += [tokens] * (len(places) - len(found))
+            tokens += len(part) // 4
+        found += [tokens] * (count - len(found))
         return np.frombuffer(b"".join(parts), np.int32), found
 
-    def _before(self, unit: str, position: int) -> int:
-        """How many tokens of a unit begin before a character of it."""
-        offsets = self._backend.encode(unit, add_special_tokens=False).offsets
+    def _before(self, word: str, position: int) -> int:
+        """How many tokens of a word begin before a character of it."""
+        offsets = self._backend.encode(word, add_special_tokens=False).offsets
         return bisect.bisect_left(offsets, (position,))
 
     def _keep(self, fresh: dict[str, bytes]) -> None:
         for kept in (self._known, self._whole):
             if len(kept) > _KEPT_WORDS:
                 kept.clear()
-        for unit, ids in fresh.items():
-            if len(unit) > _LONGEST_KEPT:
-                continue
-            if _begins_well(unit) and self._ends_well(unit):
-                self._known[unit] = ids
-            else:
-                self._whole[unit] = ids
+        for word, ids in fresh.items():
+            if len(word) <= _LONGEST_KEPT:
+                standalone = _begins_well(word) and self._ends_well(word)
+                (self._known if standalone else self._whole)[word] = ids
 
 
 def _begins_well(unit: str) -> bool:
-    first = unit[0]
-    return len(unit) > 1 and not unit[1].isspace() if first == " " else not first.isspace() and first != "/"
+    body = unit.lstrip(" \t")
+    return bool(body) and not body[0].isspace() and body[0] != "/"
 
 
 def _bytes(ids: Iterable[int]) -> bytes:
