@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 EXTRA := $(shell [ "$$(uname -s)-$$(uname -m)" = Darwin-arm64 ] && echo dev || echo cpu,dev)
-NODE_TREES := clients/node
+NODE_TREES := clients/node examples
 export PYTHONSAFEPATH = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -72,4 +72,4 @@ soak: setup
 	$(BIN)/python -m pytest tests/soak -p no:xdist -s
 
 clean:
-	rm -rf $(VENV) build dist clients/node/node_modules .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist $(NODE_TREES:%=%/node_modules) .mypy_cache .ruff_cache .pytest_cache

@@ -21,6 +21,7 @@ def generated_files(root: Path = ROOT) -> dict[Path, str]:
     files = {
         root / "protocol" / "schema.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n",
         root / "clients" / "node" / "protocol.d.ts": typescript(schema),
+        root / "clients" / "node" / "schema.json": json.dumps(schema, separators=(",", ":"), ensure_ascii=False) + "\n",
     }
     for name in DOCUMENTS:
         path = root / name
