@@ -47,6 +47,8 @@ def leave() -> None:
     """Run the worker and leave the process at once: no thread or library can hold it up."""
     try:
         code = main()
+    except KeyboardInterrupt:
+        code = 130
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 2
     except BaseException:

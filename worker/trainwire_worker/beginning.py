@@ -11,7 +11,7 @@ from trainwire_protocol.rundir import CheckpointInfo
 from trainwire_protocol.version import VERSION
 
 from .desk import Pending
-from .ending import failure
+from .ending import failure, from_os_error
 from .engine_session import start_engine
 from .prepare import Prepared, prepare
 from .reports import Reports
@@ -30,14 +30,15 @@ class Beginning:
     def from_arguments(self) -> None:
         """Begin the run of `trainwire run`."""
         try:
-            self._begin(request_from_arguments(self._state.options))
+            request = request_from_arguments(self._state.options)
         except TrainwireError as error:
             self._state.conclude(failure(error))
+            return
+        self._begin(request, self._state.desk.file(Pending(None, "start", None)))
 
-    def from_command(self, command: c.Start, pending: Pending) -> None:
+    def from_command(self, command: c.Start, order: int) -> None:
         """Begin the run of a `start` command; it is answered when `init` is out."""
         state = self._state
-        state.start = pending
         try:
             request = request_from_command(
                 command.config,
@@ -47,19 +48,18 @@ class Beginning:
                 linger=command.linger,
             )
         except TrainwireError as error:
-            state.desk.file(pending)
             state.conclude(failure(error))
             return
-        self._begin(request)
+        self._begin(request, order)
 
     def keep(self, order: Order) -> None:
         """Keep an order for the engine that is about to start."""
         self._early.append(order)
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: Request, order: int) -> None:
         state = self._state
         state.request = request
-        state.begin_order = state.desk.file(state.start or Pending(None, "start", None))
+        state.begin_order = order
         state.enter("loading", request.config.model)
         state.mailbox.work(
             lambda: prepare(request, state.options, lambda: state.ending is not None, self._announce),
@@ -77,6 +77,8 @@ class Beginning:
             state.conclude(state.ending)
         elif isinstance(result, TrainwireError):
             state.conclude(failure(result))
+        elif isinstance(result, OSError):
+            state.conclude(failure(from_os_error(result)))
         elif isinstance(result, BaseException):
             raise result
         else:
@@ -88,11 +90,13 @@ class Beginning:
         state.prepared = prepared
         state.emitter.log = prepared.log
         state.attempt = prepared.attempt - 1
+        state.control_path = state.listen()
         self._say_attempt(prepared.resume_from)
-        if state.start is not None:
+        start = state.desk.cause(state.begin_order)
+        if start is not None and start.connection is not None:
             request = prepared.request
             parameters = {"resume": request.config.resume, "overwrite": request.overwrite, "linger": request.linger}
-            state.desk.record("start", parameters, "stdin", state.start.id)
+            state.desk.record("start", parameters, "stdin", start.id)
         if prepared.log.past.cut_bytes:
             state.log(
                 "warn",

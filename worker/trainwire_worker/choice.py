@@ -10,7 +10,7 @@ from trainwire_protocol.config import ON_RESUME, Config, OnResume
 from trainwire_protocol.errors import ResumeRefused
 from trainwire_protocol.rundir import CheckpointInfo, defect, newest_whole_checkpoint, read_manifest
 
-from .eventlog import Past
+from .past import Past
 
 
 def choose(config: Config, run_dir: Path, past: Past) -> tuple[CheckpointInfo | None, list[tuple[Path, str]]]:

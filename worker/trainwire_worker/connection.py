@@ -1,17 +1,14 @@
-"""Who talks with the worker: the front end on stdin and stdout, and one controller on the control socket."""
+"""Somebody who talks with the worker: the front end on stdin and stdout, or a controller on the control socket."""
 
-import contextlib
 import os
-import shutil
-import socket
-import tempfile
+import sys
+import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from trainwire_protocol.errors import BadLine, LineTooLong
-from trainwire_protocol.events import Event, Progress, Source, Step, Transport, type_name
+from trainwire_protocol.events import Event, Response, Source, Transport
 
-from .outbox import MAX_RESPONSE_BACKLOG, Outbox
+from .outbox import MAX_BACKLOG, MAX_RESPONSE_BACKLOG, Outbox
 from .wire import LineReader, Writer
 
 Encode = Callable[[Event | Transport], bytes]
@@ -29,7 +26,7 @@ class Connection:
         *,
         source: Source,
         translate: Translate | None = None,
-        max_backlog: int | None = None,
+        lossless: bool = False,
     ) -> None:
         self.read_fd = read_fd
         self.source: Source = source
@@ -38,30 +35,28 @@ class Connection:
         self.input_open = read_fd >= 0
         self.outbox: Outbox | None = None
         if write_fd >= 0:
-            limit = {} if max_backlog is None else {"max_backlog": max_backlog}
-            self.outbox = Outbox(Writer(write_fd), encode if translate is None else self._encode_translated, **limit)
+            # A translated reader is promised a line for each update.
+            self.outbox = Outbox(
+                Writer(write_fd),
+                encode if translate is None else lambda message: b"".join(translate(message)),
+                merge=translate is None and not lossless,
+                max_backlog=sys.maxsize if lossless else MAX_BACKLOG,
+            )
 
     def send(self, line: bytes, message: Event | Transport) -> None:
         """Queue a message; `line` is its native form."""
         if self.outbox is None:
             return
-        if self._translate is not None:
-            for translated in self._translate(message):
-                self.outbox.put(translated, "translated")
-        elif isinstance(message, Step | Progress):
-            self.outbox.put(line, type_name(type(message)), message.seq, message)
+        if self._translate is None:
+            self.outbox.put(line, message)
         else:
-            seq = message.seq if isinstance(message, Event) else None
-            self.outbox.put(line, type_name(type(message)), seq)
+            for translated in self._translate(message):
+                self.outbox.put(translated, message)
 
-    def replay(self, lines: Iterator[bytes]) -> None:
-        """Send stored lines before all that waits; a translated connection has none."""
+    def replay(self, lines: Iterator[bytes], answer: Response) -> None:
+        """Send stored lines behind all that waits; a translated connection has none."""
         if self.outbox is not None and self._translate is None:
-            self.outbox.put_first(lines)
-
-    def _encode_translated(self, message: Event | Transport) -> bytes:
-        assert self._translate is not None
-        return b"".join(self._translate(message))
+            self.outbox.put_replay(lines, answer)
 
     @property
     def wants_input(self) -> bool:
@@ -72,6 +67,16 @@ class Connection:
     def output_gone(self) -> bool:
         """True once nobody reads the output any more."""
         return self.outbox is not None and self.outbox.writer.gone
+
+    @property
+    def waiting(self) -> bool:
+        """True while lines wait to be read."""
+        return self.outbox is not None and self.outbox.waiting
+
+    @property
+    def on_full_disk(self) -> bool:
+        """True while a file that takes the output has no room, and it is too early to try again."""
+        return self.waiting and self.outbox is not None and self.outbox.writer.full_until > time.monotonic()
 
     def close(self) -> None:
         """Let go of a controller's socket."""
@@ -95,34 +100,3 @@ class Connection:
         rest = self._lines.end()
         if rest is not None:
             yield rest
-
-
-class ControlSocket:
-    """A Unix socket, for the owner only, by which another process steers the run."""
-
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="trainwire-"))
-        self.path = self._folder / "control"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.setblocking(False)
-        old = os.umask(0o177)
-        try:
-            self._listener.bind(str(self.path))
-        finally:
-            os.umask(old)
-        self._listener.listen(4)
-
-    def fileno(self) -> int:
-        """The descriptor that becomes readable when a controller knocks."""
-        return self._listener.fileno()
-
-    def accept(self) -> socket.socket | None:
-        """Take the controller that knocked."""
-        with contextlib.suppress(OSError):
-            return self._listener.accept()[0]
-        return None
-
-    def close(self) -> None:
-        """Remove the socket."""
-        self._listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)

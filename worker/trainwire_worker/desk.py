@@ -6,13 +6,13 @@ from typing import Any, Protocol
 from trainwire_protocol import commands as c
 from trainwire_protocol.channel import Order, PauseOrder, ResumeOrder
 from trainwire_protocol.codec import Refusal, decode_command
-from trainwire_protocol.errors import Busy, CommandRefused, ShuttingDown, TrainwireError, WrongState
+from trainwire_protocol.errors import BadLine, Busy, CommandRefused, ShuttingDown, TrainwireError, WrongState
 from trainwire_protocol.events import Command, ErrorBody, Phase, Response, Source
 
 from .connection import Connection
 from .emitter import Emitter
 from .orders import make_order, order_parameters
-from .replay import check_types, stored_lines
+from .replay import check_types, marked_lines
 from .snapshot import Snapshot
 
 MAX_OPEN_COMMANDS = 256
@@ -46,10 +46,10 @@ class Pending:
 class Host(Protocol):
     """What the desk asks of the worker."""
 
-    def start_run(self, command: c.Start, pending: Pending) -> None:
-        """Begin the run; `pending` is answered when it trains."""
+    def start_run(self, command: c.Start, order: int) -> None:
+        """Begin the run; the order is answered when it trains."""
 
-    def check_config(self, command: c.Validate, pending: Pending) -> None:
+    def check_config(self, command: c.Validate, order: int) -> None:
         """Check a config and its data."""
 
     def stop_run(self, pending: Pending, *, save: bool) -> None:
@@ -88,6 +88,18 @@ class Desk:
         """Ids of the commands that wait for their effect."""
         return [pending.id for pending in self._open.values()]
 
+    def serves(self, connection: Connection) -> bool:
+        """Say whether a connection waits for a response."""
+        return any(pending.connection is connection for pending in self._open.values())
+
+    def forget(self, connection: Connection) -> None:
+        """Let go of a connection that is gone: what it ordered still happens, and nobody hears of it."""
+        for order, pending in list(self._open.items()):
+            if pending.connection is connection:
+                pending.connection = None
+                if pending.cmd == "replay":
+                    del self._open[order]
+
     def file(self, pending: Pending) -> int:
         """Keep a command open; the number of its order."""
         number = self._next_order
@@ -116,6 +128,9 @@ class Desk:
         except Refusal as refusal:
             self._respond_error(refusal.error, Pending(refusal.id, refusal.cmd or "", connection))
             return True
+        except RecursionError:
+            self._respond_error(BadLine("The line is nested too deeply."), Pending(None, "", connection))
+            return True
         pending = Pending(command.id, str(command.__struct_config__.tag), connection)
         try:
             self._check_phase(pending.cmd)
@@ -131,7 +146,10 @@ class Desk:
             if phase in ("stopping", "ended"):
                 raise ShuttingDown(f"The run is ending and takes no {cmd} any more.", phase=phase)
             raise WrongState(f"{cmd} is not taken in the phase {phase}.", phase=phase, allowed=sorted(allowed))
-        if cmd not in ("status", "ping", "stop") and len(self._open) >= MAX_OPEN_COMMANDS:
+        # A run can be stopped whatever is open; a second stop is one command among others.
+        if cmd == "stop" and phase != "stopping":
+            return
+        if cmd not in ("status", "ping", "detach") and len(self._open) >= MAX_OPEN_COMMANDS:
             raise Busy(f"{MAX_OPEN_COMMANDS} commands are open; wait for their responses.", limit=MAX_OPEN_COMMANDS)
 
     def _dispatch(self, command: c.ClientCommand, pending: Pending, source: Source) -> None:
@@ -144,9 +162,9 @@ class Desk:
         elif isinstance(command, c.Replay):
             self._replay(command, pending)
         elif isinstance(command, c.Start):
-            self.host.start_run(command, pending)
+            self.host.start_run(command, self.file(pending))
         elif isinstance(command, c.Validate):
-            self.host.check_config(command, pending)
+            self.host.check_config(command, self.file(pending))
         elif isinstance(command, c.Stop):
             if self._snapshot.phase != "stopping":
                 self._record(pending, {"save": command.save}, source)
@@ -166,7 +184,7 @@ class Desk:
         self.host.give_order(PauseOrder(order=self.file(pending)))
 
     def _resume(self, command: c.Resume, pending: Pending, source: Source) -> None:
-        if self._snapshot.phase == "running" and command.steps is None and not self._counted:
+        if self._snapshot.phase == "running" and not self._counted:
             self.respond(pending, {"step": self._snapshot.step, "changed": False})
             return
         self._record(pending, {} if command.steps is None else {"steps": command.steps}, source)
@@ -174,7 +192,7 @@ class Desk:
         self.host.give_order(ResumeOrder(order=self.file(pending), steps=command.steps))
 
     def _order(self, command: c.ClientCommand, pending: Pending, source: Source) -> None:
-        parameters = order_parameters(command)
+        parameters = order_parameters(command, self._snapshot.run_dir)
         if pending.cmd in c.ORDERS:
             self._record(pending, parameters, source)
         self.host.give_order(make_order(command, self.file(pending), parameters))
@@ -189,17 +207,28 @@ class Desk:
             self._emitter.emit(Command(cmd=cmd, parameters=parameters, source=source, cause=id))
 
     def paused(self) -> None:
-        """Take notice that a counted stretch is over."""
+        """Take notice that no counted stretch goes on any more."""
         self._counted = False
 
     def _replay(self, command: c.Replay, pending: Pending) -> None:
-        if self._emitter.log is None:
+        log = self._emitter.log
+        if log is None:
             raise WrongState("There is no run whose lines could be sent again.", phase=self._snapshot.phase)
         check_types(command.types)
-        if pending.connection is not None:
-            self._emitter.commit()
-            lines = stored_lines(self._emitter.log, command, pending.id, self._emitter.encode)
-            pending.connection.replay(lines)
+        connection = pending.connection
+        if connection is None:
+            return
+        self._emitter.commit()
+        number = self.file(pending)
+
+        def done(count: int) -> bytes:
+            self._open.pop(number, None)
+            return self._emitter.encode(Response(id=pending.id, cmd=pending.cmd, ok=True, result={"count": count}))
+
+        to_seq = log.last_seq if command.to_seq is None else min(command.to_seq, log.last_seq)
+        stored = log.replay(command.from_seq, to_seq, None if command.types is None else frozenset(command.types))
+        lines = marked_lines(stored, pending.id, self._emitter.encode, self._emitter.max_line, done)
+        connection.replay(lines, Response(id=pending.id, cmd=pending.cmd, ok=True))
 
     def answer(self, order: int, result: dict[str, Any] | None, error: TrainwireError | None) -> None:
         """Answer the command behind an order."""
@@ -228,7 +257,8 @@ class Desk:
     ) -> None:
         """Answer everything that is open: `stop` with the ending, the rest with `error`, or that it is too late."""
         for order, pending in list(self._open.items()):
-            if pending.cmd in keep:
+            # A replay is answered behind its lines.
+            if pending.cmd in keep or pending.cmd == "replay":
                 continue
             if pending.cmd == "stop" and ending:
                 self.answer(order, ending, None)

@@ -9,6 +9,7 @@ from trainwire_protocol import events as e
 from trainwire_protocol.codec import ascii_json
 
 Message = e.Event | e.Transport
+_SHORTEST_CUT = 64
 _KNOWN_CONFIG = {
     "num_epochs": "numEpochs",
     "batch_size": "batchSize",
@@ -16,21 +17,32 @@ _KNOWN_CONFIG = {
 }
 
 
-def translator(dialect: str) -> Callable[[Message], list[bytes]] | None:
+def translator(dialect: str, max_line: int) -> Callable[[Message], list[bytes]] | None:
     """Give the function that translates a message to the dialect's lines; None for our own."""
-    return MlxTui().translate if dialect == "mlx-tui" else None
+    return MlxTui(max_line).translate if dialect == "mlx-tui" else None
 
 
 class MlxTui:
     """Translates messages. Numbers that the view expects and supervised training has not are 0."""
 
-    def __init__(self) -> None:
-        self._model = ""
-        self._last_loss = 0.0
+    def __init__(self, max_line: int) -> None:
+        self._max_line = max_line
+        self._last_loss: float = 0
 
     def translate(self, message: Message) -> list[bytes]:
         """Give the dialect's lines for a message; none for what that view does not know."""
-        return [ascii_json(line) + b"\n" for line in self._lines(message)]
+        return [self._encode(line) for line in self._lines(message)]
+
+    def _encode(self, fields: dict[str, Any]) -> bytes:
+        """Encode a line, its longest text cut until it fits; the config is never cut."""
+        line = ascii_json(fields) + b"\n"
+        while len(line) > self._max_line:
+            longest = max((k for k, v in fields.items() if isinstance(v, str)), key=lambda k: len(fields[k]))
+            if len(fields[longest]) < _SHORTEST_CUT:
+                break
+            fields[longest] = fields[longest][: len(fields[longest]) // 2]
+            line = ascii_json(fields) + b"\n"
+        return line
 
     def _lines(self, message: Message) -> list[dict[str, Any]]:
         if isinstance(message, e.Step):

@@ -8,7 +8,7 @@ from trainwire_protocol.codec import encode_line
 from trainwire_protocol.events import Event, Log, Transport
 
 from .connection import Connection
-from .eventlog import EventLog
+from .eventlog import EventLog, Lost
 from .wire import TextWriter
 
 
@@ -38,7 +38,7 @@ class Emitter:
 
     def __init__(self, clock: Clock, max_line: int, watch: Callable[[Event], None], terminal: TextWriter) -> None:
         self._clock = clock
-        self._max_line = max_line
+        self.max_line = max_line
         self._watch = watch
         self.terminal = terminal
         """The worker's stderr."""
@@ -49,14 +49,14 @@ class Emitter:
 
     def encode(self, message: Event | Transport) -> bytes:
         """Encode a message for the wire."""
-        return encode_line(message, self._max_line)
+        return encode_line(message, self.max_line)
 
     def emit(self, event: Event) -> int | None:
         """Say an event to the log and to everybody; its `seq`, or None while no log is open."""
         event.ts = self._clock.now_ms()
         if self.log is not None:
             event.seq = self.log.next_seq()
-        line = encode_line(event, self._max_line)
+        line = encode_line(event, self.max_line)
         if self.log is not None:
             self._to_log.append(line)
         self._batch.append((line, event, None))
@@ -74,24 +74,39 @@ class Emitter:
 
     def commit(self) -> bool:
         """Write what was said since the last call, first to the log; True if there was anything."""
+        log = self.log
+        if log is not None and (self._to_log or log.degraded):
+            self._write_log(log)
         if not self._batch:
             return False
-        if self._to_log and self.log is not None:
-            was_degraded = self.log.degraded
-            lines, self._to_log = b"".join(self._to_log), []
-            if not self.log.append(lines) and not was_degraded:
-                self.emit(
-                    Log(
-                        level="warn",
-                        code="log_degraded",
-                        message="The log cannot be written; its lines wait in memory until the disk takes them.",
-                    )
-                )
         batch, self._batch = self._batch, []
+        connections = self.connections
         for line, message, only in batch:
-            for connection in (only,) if only is not None else self.connections:
-                connection.send(line, message)
-        for connection in self.connections:
-            if connection.outbox is not None:
-                connection.outbox.flush()
+            if only is not None:
+                only.send(line, message)
+            else:
+                for connection in connections:
+                    connection.send(line, message)
         return True
+
+    def _write_log(self, log: EventLog) -> None:
+        was_degraded = log.degraded
+        lines, self._to_log = self._to_log, []
+        written = log.append(lines)
+        if written == was_degraded:
+            if written:
+                self._say_recovered(log)
+            else:
+                message = "The log cannot be written; its lines wait in memory until the disk takes them."
+                self.emit(Log(level="warn", code="log_degraded", message=message))
+            lines, self._to_log = self._to_log, []
+            log.append(lines)
+
+    def _say_recovered(self, log: EventLog) -> None:
+        lost, log.lost = log.lost, Lost()
+        if lost.lines:
+            message = f"The log is written again; {lost.lines} lines did not fit into memory and are lost."
+            details = {"lost_lines": lost.lines, "last_lost_seq": lost.last_seq}
+            self.emit(Log(level="error", code="log_degraded", message=message, details=details))
+        else:
+            self.emit(Log(level="info", code="log_recovered", message="The log is written again, nothing is missing."))

@@ -17,6 +17,8 @@ from trainwire_protocol.errors import EngineUnavailable
 
 STDERR_TAIL = 8 << 10
 """Bytes of what the engine printed last that are kept for an error's details."""
+ENGINE_IGNORES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+"""Signals of a terminal or a launcher that reach the engine too, and mean the worker."""
 _NEEDED = ("mlx", "mlx_lm", "trainwire_engine")
 
 
@@ -40,6 +42,13 @@ def engine_command(engine: str, script: Path | None) -> list[str]:
     return [sys.executable, "-m", "trainwire_engine"]
 
 
+def _ignore_ending_signals() -> None:
+    """Make an engine deaf from its first instruction on, before it can say so itself."""
+    for number in ENGINE_IGNORES:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENGINE_IGNORES)
+
+
 class EngineLink:
     """One engine process. Orders go down, reports come up; its output ends on the worker's stderr."""
 
@@ -49,6 +58,8 @@ class EngineLink:
         environment = {**os.environ, CHANNEL_FD_VARIABLE: str(theirs.fileno()), "PYTHONSAFEPATH": "1"}
         environment.setdefault("PYTHONUNBUFFERED", "1")
         inherited = [theirs.fileno(), *([lock_fd] if lock_fd >= 0 else [])]
+        # A signal to the whole group ends the run by the worker's hand; one that comes now waits for it.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, ENGINE_IGNORES)
         try:
             self._process = subprocess.Popen(
                 command,
@@ -57,12 +68,14 @@ class EngineLink:
                 stderr=output_end,
                 env=environment,
                 pass_fds=inherited,
+                preexec_fn=_ignore_ending_signals,
             )
         except OSError as error:
             ours.close()
             os.close(output)
             raise EngineUnavailable(f"The engine cannot be started: {error.strerror}.", command=command) from None
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
             theirs.close()
             os.close(output_end)
         ours.setblocking(False)
@@ -73,6 +86,8 @@ class EngineLink:
         """True once the engine's end of the channel is closed."""
         self.received = 0
         """Bytes of reports so far."""
+        self.broken: str | None = None
+        """What came instead of a report, in words."""
         self.tail = b""
         self._frames = Frames()
         self._unsent = b""
@@ -119,8 +134,12 @@ class EngineLink:
         try:
             for frame in self._frames.feed(data):
                 yield decode_report(frame)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, ValueError) as error:
+            self.broken = f"it sent what is no report ({error})"
             self.closed = True
+            # The engine sees that nobody listens any more, saves and leaves.
+            with contextlib.suppress(OSError):
+                self.channel.shutdown(socket.SHUT_RDWR)
 
     def read_output(self) -> bytes | None:
         """Give what the engine printed since, b"" at the end, None if there is nothing now."""
@@ -146,9 +165,10 @@ class EngineLink:
         with contextlib.suppress(OSError):
             self._process.send_signal(signal.SIGKILL)
 
-    def wait_dead(self) -> int:
-        """Wait for a process that was killed, or has closed its channel to leave."""
-        return self._process.wait()
+    def wait_dead(self, seconds: float) -> None:
+        """Wait for a process that was killed; one that a driver holds up is left to the system."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
 
     def close_output(self) -> None:
         """Let go of the output."""

@@ -22,15 +22,20 @@ class Departure:
     finished: Finished | None
     failed: Failed | None
     printed: list[str]
+    trouble: str | None = None
+    """What the worker ended it for, if it did."""
 
     def as_error(self, checkpoint: str | None) -> EngineDied:
         """Describe a departure without a last word."""
-        name = signal.Signals(-self.status).name if self.status < 0 else None
+        name = signal_name(-self.status) if self.status < 0 else None
         hint = "What it printed last is in the details."
-        if name == "SIGKILL":
+        how = f"signal {name}" if name else f"exit status {self.status}"
+        if self.trouble is not None:
+            how = self.trouble
+        elif name == "SIGKILL":
             hint = "Nobody here asked for it: the system may have run out of memory. Lower micro_batch_tokens."
         return EngineDied(
-            f"The engine died: {f'signal {name}' if name else f'exit status {self.status}'}.",
+            f"The engine died: {how}.",
             hint=hint,
             signal=name,
             exit_status=None if name else self.status,
@@ -57,6 +62,7 @@ class EngineSession:
         self._on_report = on_report
         self._exit_grace = exit_grace
         self._leaving = False
+        self._trouble: str | None = None
         self.finished: Finished | None = None
         self.failed: Failed | None = None
         self.last_report = time.monotonic()
@@ -87,13 +93,24 @@ class EngineSession:
             else:
                 self._on_report(report)
         if self.link.closed:
+            self._trouble = self._trouble or self.link.broken
             self._expect_exit()
 
     def _expect_exit(self) -> None:
         """A driver can hang when a process leaves: it gets a bounded time."""
         if not self._leaving:
             self._leaving = True
-            self._timers.after(self._exit_grace, self.link.kill)
+            self._timers.after(self._exit_grace, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        if self.link.exit_status() is None:
+            if self._trouble is None:
+                self._trouble = f"it closed its channel and did not leave within {self._exit_grace:g} s"
+            self.link.kill()
+
+    def abandon(self) -> None:
+        """Leave it to itself: it saves and leaves when its channel is closed."""
+        self.link.close()
 
     def read_output(self) -> None:
         """Pass on what it printed."""
@@ -114,7 +131,15 @@ class EngineSession:
             self.read_reports()
         self.read_output()
         self.link.close()
-        return Departure(status, self.finished, self.failed, self.link.tail_lines())
+        return Departure(status, self.finished, self.failed, self.link.tail_lines(), self._trouble)
+
+
+def signal_name(number: int) -> str:
+    """Name a signal; some have only a number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
 
 
 def start_engine(

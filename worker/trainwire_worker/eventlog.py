@@ -1,114 +1,43 @@
-"""The record of a run on disk: `events.jsonl`, which is complete, and the lock, which proves life."""
+"""The record of a run on disk: `events.jsonl`, which is complete."""
 
 import contextlib
-import fcntl
-import mmap
 import os
+import sys
+import time
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import orjson
 
-from trainwire_protocol.errors import IoError, LogUnavailable
-from trainwire_protocol.rundir import LOCK_NAME, LOG_NAME, LockInfo
+from trainwire_protocol.errors import LogUnavailable
+from trainwire_protocol.rundir import LOG_NAME
+
+from .past import read_past
 
 MAX_UNWRITTEN = 8 << 20
-"""Bytes of lines that are kept for a log that cannot be written."""
+"""Bytes of lines that are kept for a log that cannot be written; beyond, the oldest are lost."""
+RETRY_SECONDS = 0.5
+"""Time between two tries to write a log that could not be written."""
+_PIECE = 128 << 10
 
 
-class RunLock:
-    """The exclusive lock on a run folder, held by the worker and, through an inherited descriptor, by its engine."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.path = run_dir / LOCK_NAME
-        self.fd = -1
-
-    def acquire(self) -> LockInfo | None:
-        """Take the lock; None on success, else what its holder wrote about itself."""
-        try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise IoError(f"The lock {self.path} cannot be opened: {error.strerror}.") from None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            try:
-                return msgspec.json.decode(os.pread(fd, 4096, 0), type=LockInfo)
-            except msgspec.DecodeError:
-                return LockInfo(pid=0, since_ms=0)
-            finally:
-                os.close(fd)
-        self.fd = fd
-        return None
-
-    def describe(self, info: LockInfo) -> None:
-        """Write who holds the lock, for `busy` messages and for those who look for the control socket."""
-        if self.fd >= 0:
-            text = msgspec.json.encode(info)
-            with contextlib.suppress(OSError):
-                os.pwrite(self.fd, text, 0)
-                os.ftruncate(self.fd, len(text))
-
-    def release(self) -> None:
-        """Give the lock up; an engine that still saves goes on holding it."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+def _seq(line: bytes) -> int:
+    """Give the number of a stored line; 0 for one that is none of ours."""
+    try:
+        return int(orjson.loads(line)["seq"])
+    except (ValueError, TypeError, KeyError):
+        return 0
 
 
-class Past(msgspec.Struct):
-    """What a log tells about the attempts before this one."""
+@dataclass
+class Lost:
+    """Lines that neither the disk nor the memory could hold."""
 
-    run_id: str = ""
-    attempts: int = 0
+    lines: int = 0
     last_seq: int = 0
-    last_step: int = 0
-    """Last update of the current timeline that the log has."""
-    finished: bool = False
-    config: dict[str, Any] | None = None
-    cut_bytes: int = 0
-    """Bytes of a torn last line that were cut off."""
-
-
-def _find_last(log: mmap.mmap, kind: str, start: int = 0) -> tuple[int, dict[str, Any]] | None:
-    mark = f'{{"type":"{kind}"'.encode()
-    position = len(log)
-    while (position := log.rfind(mark, start, position)) >= 0:
-        if position == 0 or log[position - 1 : position] == b"\n":
-            end = log.find(b"\n", position)
-            with contextlib.suppress(orjson.JSONDecodeError):
-                return position, orjson.loads(log[position : end if end >= 0 else len(log)])
-    return None
-
-
-def read_past(path: Path) -> Past:
-    """Read what a later attempt needs to know, from the end of the log, without reading all of it."""
-    past = Past()
-    if not path.exists() or path.stat().st_size == 0:
-        return past
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
-        attempt = _find_last(log, "attempt")
-        start = 0
-        if attempt:
-            start, record = attempt
-            past.run_id, past.attempts = str(record.get("run_id", "")), int(record.get("attempt", 0))
-            past.last_step = int(record.get("resumed_from_step") or 0)
-        if step := _find_last(log, "step", start):
-            past.last_step = int(step[1]["step"])
-        init = _find_last(log, "init")
-        past.config = init[1].get("config") if init else None
-        complete = _find_last(log, "complete")
-        past.finished = bool(complete and complete[0] >= (init[0] if init else 0))
-        tail = len(log)
-        while tail > 0:
-            begin = log.rfind(b"\n", 0, tail - 1) + 1
-            with contextlib.suppress(orjson.JSONDecodeError, TypeError, KeyError, ValueError):
-                past.last_seq = int(orjson.loads(log[begin:tail])["seq"])
-                break
-            tail = begin
-    return past
 
 
 class EventLog:
@@ -116,16 +45,19 @@ class EventLog:
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / LOG_NAME
-        self._unwritten = b""
-        self.degraded = False
-        """True while lines wait in memory because the disk does not take them."""
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._retry_at = 0.0
+        self.lost = Lost()
+        """What was lost since the log could be written last."""
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             cut = self._repair()
             self.past = read_past(self.path)
-        except OSError as error:
-            raise LogUnavailable(f"The log {self.path} cannot be opened: {error.strerror}.") from None
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise LogUnavailable(f"The log {self.path} cannot be opened: {reason}.") from None
         self.past.cut_bytes = cut
         self.last_seq = self.past.last_seq
 
@@ -149,38 +81,92 @@ class EventLog:
         self.last_seq += 1
         return self.last_seq
 
-    def append(self, lines: bytes) -> bool:
-        """Append whole lines; False, and the lines kept in memory, if the disk does not take them."""
-        data = self._unwritten + lines
+    @property
+    def degraded(self) -> bool:
+        """True while lines wait in memory because the disk does not take them."""
+        return bool(self._waiting)
+
+    def append(self, lines: list[bytes], *, now: bool = False) -> bool:
+        """Append whole lines; False, and the lines kept in memory, if the disk does not take them.
+
+        A disk that took nothing is tried again after a while, or `now`.
+        """
+        if self._waiting:
+            self._keep(lines)
+            if not now and time.monotonic() < self._retry_at:
+                return False
+            lines, self._waiting = list(self._waiting), deque()
+            self._waiting_bytes = 0
+        data = b"".join(lines)
         written = 0
         try:
             while written < len(data):
-                written += os.write(self._fd, data[written:])
+                written += os.write(self._fd, memoryview(data)[written:])
         except OSError:
-            self._unwritten = data[written:][-MAX_UNWRITTEN:]
-            self.degraded = True
+            self._take_back(data, written)
             return False
-        self._unwritten = b""
-        self.degraded = False
         return True
 
-    def replay(self, from_seq: int, to_seq: int, types: frozenset[str] | None) -> Iterator[dict[str, Any]]:
-        """Give the stored events in order, as JSON objects."""
-        with self.path.open("rb") as file:
-            for line in file:
-                try:
-                    event = orjson.loads(line)
-                except orjson.JSONDecodeError:
-                    continue
-                seq = event.get("seq", 0)
-                if seq > to_seq:
-                    return
-                if seq >= from_seq and (types is None or event.get("type") in types):
-                    yield event
+    def _take_back(self, data: bytes, written: int) -> None:
+        """Leave no half line on the disk, and keep the rest for the next try."""
+        whole = data.rfind(b"\n", 0, written) + 1
+        if written > whole:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size - (written - whole))
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        self._keep(data[whole:].splitlines(keepends=True))
+
+    def _keep(self, lines: list[bytes]) -> None:
+        self._waiting.extend(lines)
+        self._waiting_bytes += sum(map(len, lines))
+        while self._waiting_bytes > MAX_UNWRITTEN:
+            line = self._waiting.popleft()
+            self._waiting_bytes -= len(line)
+            self.lost.lines += 1
+            self.lost.last_seq = _seq(line)
+
+    def replay(self, from_seq: int, to_seq: int, types: frozenset[str] | None) -> Iterator[bytes]:
+        """Give the stored lines in order, those that wait for the disk included."""
+        starts = None if types is None else tuple(f'{{"type":"{name}"'.encode() for name in types)
+        waiting = [line for line in self._waiting if from_seq <= _seq(line) <= to_seq]
+        begin, end = self._offset(from_seq), self._offset(to_seq + 1)
+        for line in chain(self._lines_between(begin, end), waiting):
+            if starts is None or line.startswith(starts):
+                yield line
+
+    def _lines_between(self, begin: int, end: int) -> Iterator[bytes]:
+        rest = b""
+        while begin < end and (data := os.pread(self._fd, min(_PIECE, end - begin), begin)):
+            begin += len(data)
+            lines = (rest + data).splitlines(keepends=True)
+            rest = b"" if lines[-1].endswith(b"\n") else lines.pop()
+            yield from lines
+
+    def _offset(self, seq: int) -> int:
+        """Find where the lines from `seq` on begin, without reading all of those before."""
+        size = os.fstat(self._fd).st_size
+        low, high = 0, size
+        while low < high:
+            middle = (low + high) // 2
+            begin, found = self._first_line(middle, size)
+            if found >= seq:
+                high = middle
+            else:
+                low = begin + 1
+        return self._first_line(low, size)[0]
+
+    def _first_line(self, offset: int, size: int) -> tuple[int, int]:
+        """Give where the first line that begins at `offset` or later begins, and its number, a huge one at the end."""
+        behind = max(0, offset - 1)
+        for line in self._lines_between(behind, size):
+            if behind >= offset and (seq := _seq(line)):
+                return behind, seq
+            behind += len(line)
+        return size, sys.maxsize
 
     def close(self) -> None:
         """Make the log durable and close it."""
         with contextlib.suppress(OSError):
-            self.append(b"")
+            self.append([], now=True)
             os.fsync(self._fd)
         os.close(self._fd)

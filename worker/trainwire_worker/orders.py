@@ -1,5 +1,8 @@
 """What a command says, as an order to the engine."""
 
+import os
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -7,15 +10,36 @@ import msgspec
 from trainwire_protocol import commands as c
 from trainwire_protocol.channel import CheckpointOrder, EvalOrder, GenerateOrder, Order, SetOrder
 from trainwire_protocol.config_load import check_settings
+from trainwire_protocol.errors import BadParams
+from trainwire_protocol.rundir import ABANDONED_NAME, BEST_NAME, FINAL_NAME, LOCK_NAME, LOG_NAME, read_manifest
+
+from .request import CONFIG_NAME
+
+_RESERVED = frozenset((LOG_NAME, LOCK_NAME, CONFIG_NAME, FINAL_NAME, BEST_NAME, ABANDONED_NAME))
+_OF_THE_RUN = re.compile(r"(emergency-)?checkpoint-\d+")
 
 
-def order_parameters(command: c.ClientCommand) -> dict[str, Any]:
-    """Give the parameters as the `command` event shows them. Raises UnknownParam or BadParams for a bad setting."""
+def order_parameters(command: c.ClientCommand, run_dir: str | None) -> dict[str, Any]:
+    """Give the parameters as the `command` event shows them.
+
+    Raises UnknownParam or BadParams for a setting or a name that cannot be.
+    """
     if isinstance(command, c.Set):
         return {"values": check_settings(command.values)}
     if isinstance(command, c.SaveCheckpoint):
-        return {} if command.name is None else {"name": command.name}
+        if command.name is None:
+            return {}
+        _check_name(command.name, Path(run_dir or ""))
+        return {"name": command.name}
     return {}
+
+
+def _check_name(name: str, run_dir: Path) -> None:
+    """Keep a checkpoint from taking a place in the run folder that is another's."""
+    if name in _RESERVED or _OF_THE_RUN.fullmatch(name):
+        raise BadParams(f"The name {name} is one that the run itself uses.", name=name)
+    if os.path.lexists(run_dir / name) and read_manifest(run_dir / name) is None:
+        raise BadParams(f"{run_dir / name} is there already and is no checkpoint.", name=name)
 
 
 def make_order(command: c.ClientCommand, number: int, parameters: dict[str, Any]) -> Order:

@@ -26,9 +26,11 @@ from trainwire_protocol.rundir import (
 
 from .choice import choose
 from .engine_link import check_engine_installed
-from .eventlog import EventLog, Past, RunLock, read_past
+from .eventlog import EventLog
 from .options import Options
+from .past import Past, read_past
 from .request import CONFIG_NAME, Request
+from .runlock import RunLock
 
 _OURS = (LOG_NAME, LOCK_NAME, CONFIG_NAME, FINAL_NAME, ABANDONED_NAME)
 
@@ -97,6 +99,7 @@ def prepare(
     lock = RunLock(run_dir)
     if not _take_lock(lock, options.lock_wait, cancelled, announce):
         return None
+    lock.describe(LockInfo(pid=os.getpid(), since_ms=time.time_ns() // 1_000_000, phase="loading"))
     try:
         past = read_past(run_dir / LOG_NAME)
         if request.overwrite and config.resume == "never":
@@ -104,10 +107,10 @@ def prepare(
             past = Past()
         resume_from, passed_over = choose(config, run_dir, past)
         log = EventLog(run_dir)
+        _keep_config(run_dir, config)
     except BaseException:
         lock.release()
         raise
-    _keep_config(run_dir, config)
     run_id = past.run_id or (secrets.token_hex(8) if options.clock == "real" else "0" * 16)
     return Prepared(request, lock, log, run_id, past.attempts + 1, resume_from, passed_over)
 
@@ -131,16 +134,9 @@ def _take_lock(lock: RunLock, patience: float, cancelled: Callable[[], bool], an
     deadline = time.monotonic() + patience
     announced = False
     while (holder := lock.acquire()) is not None:
-        if not _orphaned(holder) or time.monotonic() >= deadline:
-            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since_ms / 1000))
-            raise Busy(
-                f"Process {holder.pid} holds the run folder {lock.path.parent} since {since}"
-                + (f", {holder.phase}." if holder.phase else "."),
-                hint=f"Wait for it, or run `trainwire stop {lock.path.parent}`.",
-                pid=holder.pid,
-                since=holder.since_ms,
-                phase=holder.phase,
-            )
+        orphaned = holder.pid > 0 and not _alive(holder.pid)
+        if not orphaned or time.monotonic() >= deadline:
+            raise _busy(lock.path.parent, holder, orphaned)
         if cancelled():
             return False
         if not announced:
@@ -151,17 +147,31 @@ def _take_lock(lock: RunLock, patience: float, cancelled: Callable[[], bool], an
     return True
 
 
-def _orphaned(holder: LockInfo) -> bool:
-    """Say whether only an engine whose worker is gone holds the lock."""
-    if holder.pid <= 0:
-        return False
+def _busy(run_dir: Path, holder: LockInfo, orphaned: bool) -> Busy:
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since_ms / 1000))
+    phase = f", {holder.phase}" if holder.phase else ""
+    if orphaned:
+        message = f"The engine that process {holder.pid} left behind still holds the run folder {run_dir}."
+        hint = f"Wait for it, or end process {holder.engine_pid or 'trainwire_engine'}."
+    else:
+        who = f"Process {holder.pid}" if holder.pid else "Another process"
+        message = f"{who} holds the run folder {run_dir} since {since}{phase}."
+        hint = f"Wait for it, or run `trainwire stop {run_dir}`."
+    return Busy(message, hint=hint, pid=holder.pid, since=holder.since_ms, phase=holder.phase)
+
+
+def _alive(pid: int) -> bool:
+    """Say whether a process lives; one that nobody has waited for yet is dead."""
     try:
-        os.kill(holder.pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
-        return True
-    except PermissionError:
         return False
-    return False
+    except PermissionError:
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (OSError, IndexError):
+        return True
 
 
 def _remove_run(run_dir: Path) -> None:

@@ -3,6 +3,7 @@
 import signal
 import time
 
+from .control import Controllers
 from .ending import Ending
 from .options import Options
 from .run import Run
@@ -13,24 +14,25 @@ from .timers import Timers
 class Presence:
     """The policies about those who steer the run and those who end it from outside."""
 
-    def __init__(self, options: Options, run: Run, timers: Timers) -> None:
+    def __init__(self, options: Options, run: Run, timers: Timers, controllers: Controllers) -> None:
         self._options = options
         self._run = run
         self._timers = timers
+        self._controllers = controllers
         self._parent = ParentWatch(options.parent_pid)
+        self._input_over = False
         self._detached = False
+        self._leaving: tuple[str, bool] | None = None
+        """Why a worker without a run is to end, and whether a run that begins meanwhile must stop."""
         self._first_signal: float | None = None
 
     def end_of_input(self) -> None:
         """React to the end of stdin."""
+        self._input_over = True
         policy = self._options.on_eof
-        if self._run.state.snapshot.phase == "lingering" and policy != "continue":
-            self._run.stop_because(Ending("completed", "end of input", 0), "detach", {"reason": "end of input"})
-        elif self._run.released:
-            self.detach("end of input")
-        elif policy == "stop":
-            self._run.stop_because(Ending("interrupted", "end of input", 20), "detach", {"reason": "end of input"})
-        elif policy is None and self._options.mode == "serve":
+        if policy == "stop" and not self._run.released:
+            self._leave("end of input", must_stop=True)
+        elif self._run.released or (policy is None and self._options.mode == "serve"):
             self.detach("end of input")
 
     def signals(self, numbers: list[int]) -> None:
@@ -59,15 +61,34 @@ class Presence:
 
     def detach(self, reason: str) -> None:
         """React to a front end that is gone, by the policy."""
-        run = self._run
-        if self._detached or run.state.ended is not None:
+        if self._detached:
             return
-        if not run.active:
-            if not run.checking:
-                run.end_idle(reason)
-            return
-        self._detached = True
-        if run.outlives:
-            run.state.log("warn", f"The run goes on without a front end: {reason}.", "uncontrolled")
+        if self._run.active and self._run.outlives:
+            self._detached = True
+            self._run.state.log("warn", f"The run goes on without a front end: {reason}.", "uncontrolled")
         else:
-            run.stop_because(Ending("interrupted", reason, 20), "detach", {"reason": reason})
+            self._leave(reason, must_stop=False)
+
+    def _leave(self, reason: str, *, must_stop: bool) -> None:
+        """End because the front end is gone: a run with a checkpoint, a worker without one when it is done."""
+        if self._run.active:
+            self._detached = True
+            self._run.stop_because(Ending("interrupted", reason, 20), "detach", {"reason": reason})
+        else:
+            self._leaving = (reason, must_stop)
+
+    def settle(self) -> None:
+        """End what nobody waits for: a worker without a run, or a run that only lingers."""
+        run = self._run
+        if self._leaving is not None and not run.checking:
+            (reason, must_stop), self._leaving = self._leaving, None
+            if not run.active:
+                run.end_idle(reason)
+            elif must_stop:
+                self._leave(reason, must_stop=True)
+            else:
+                self.detach(reason)
+        if run.state.snapshot.phase == "lingering" and self._controllers.current is None:
+            over = self._input_over and self._options.on_eof != "continue"
+            if over or self._detached:
+                run.stop_because(Ending("completed", "end of input", 0), "detach", {"reason": "end of input"})

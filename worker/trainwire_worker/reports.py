@@ -9,8 +9,6 @@ from trainwire_protocol.events import Activity, Checkpoint, Complete, Event, Ini
 from .state import RunState
 
 _WORDS_FOR: dict[Activity, tuple[Phase, str]] = {
-    "download": ("loading", "Downloading the model."),
-    "load": ("loading", "Loading the model."),
     "tokenize": ("preparing", "Reading and tokenizing the data."),
     "compile": ("running", "Compiling the update for a new shape."),
 }
@@ -36,7 +34,8 @@ class Reports:
     def _on_event(self, event: AnyReport) -> None:
         assert isinstance(event, Event)
         state, snapshot = self._state, self._state.snapshot
-        pending = state.desk.cause(event.cause if isinstance(event.cause, int) else None)
+        order = state.begin_order if isinstance(event, Init) else event.cause
+        pending = state.desk.cause(order if isinstance(order, int) else None)
         event.cause = pending.id if pending else None
         if isinstance(event, Paused):
             state.desk.paused()
@@ -45,7 +44,8 @@ class Reports:
                 state.enter("paused", "Paused.")
         elif isinstance(event, Resumed):
             snapshot.activity = "train"
-            state.enter("running", "Training.")
+            if state.ending is None:
+                state.enter("running", "Training.")
         elif isinstance(event, Complete) and state.request and state.request.linger and state.ending is None:
             snapshot.activity = "none"
             state.enter("lingering", "Finished; the model stays for eval and generate.")
@@ -77,8 +77,10 @@ class Reports:
         if report.activity == snapshot.activity:
             return
         snapshot.activity = report.activity
-        words = _WORDS_FOR.get(report.activity)
-        if words is not None:
+        if report.activity in ("download", "load") and snapshot.phase == "loading":
+            # The seed's view shows this message as the model's name.
+            self._state.enter("loading", self._state.request.config.model if self._state.request else "")
+        elif words := _WORDS_FOR.get(report.activity):
             phase, message = words
             keeps = snapshot.phase not in ("loading", "preparing", "running") or report.activity == "compile"
             self._state.enter(snapshot.phase if keeps else phase, message)

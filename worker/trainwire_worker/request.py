@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 
 from trainwire_protocol.config import Config
@@ -17,6 +18,10 @@ CONFIG_NAME = "config.json"
 """Copy of the config in the run folder, by which a run can be resumed without the file it came from."""
 
 
+_WORDS_OF_RESUME = ("auto", "never", "latest")
+_PATHS = ("model", "data", "valid_data", "run_dir", "start_from", "cache_dir", "prompts", "resume", "chat_template")
+
+
 @dataclass
 class Request:
     """What is to be run: the checked config, and how to treat a run that the folder holds."""
@@ -25,25 +30,23 @@ class Request:
     overwrite: bool
     linger: bool
     resume_args: list[str]
-    remark: str | None = None
 
 
 def request_from_arguments(options: Options) -> Request:
     """Read the config of `trainwire run`. Raises ConfigInvalid."""
     path = options.config
     assert path is not None
-    if path.suffix == ".json":
-        values = _read_json(path)
-    else:
-        values = read_config_file(path)
+    values = _read_json(path) if path.suffix == ".json" else read_config_file(path)
     for word in options.assignments:
         key, value = parse_assignment(word)
         values[key] = value
     if options.resume is not None:
         values["resume"] = options.resume
-    config = build_config(values, path.absolute().parent, run_name=path.stem)
-    arguments = ["run", str(path.absolute()), *options.assignments]
-    return Request(config, options.overwrite, options.linger, arguments)
+    config = _build(values, options, path, run_name=path.stem)
+    words = ["run", str(path.absolute()), *options.assignments]
+    if config.resume != "auto":
+        words.append("resume=auto")
+    return Request(config, options.overwrite, options.linger, words + _same_options(options, options.linger))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -63,25 +66,55 @@ def request_from_command(
 ) -> Request:
     """Check the config of a `start` or `validate` command. Raises ConfigInvalid or ForbiddenPath."""
     merged = {**values, **({"resume": resume} if resume is not None else {})}
-    config = build_config(merged, Path.cwd())
-    paths = [config.model, config.run_dir, config.start_from, config.cache_dir]
-    for data in (config.data, config.valid_data):
-        paths += data if isinstance(data, list) else [data]
-    if isinstance(config.prompts, str):
-        paths.append(config.prompts)
-    if config.resume not in ("auto", "never", "latest"):
-        paths.append(config.resume)
-    if config.chat_template and "{" not in config.chat_template:
-        paths.append(config.chat_template)
-    check_paths([path for path in paths if path is not None], options.root)
+    for key in _PATHS:
+        for text in _texts(merged.get(key)):
+            if text == "-" or "\0" in text:
+                raise ForbiddenPath(f"{key} = {text[:64]!r} is no path.", path=text[:256])
+    config = _build(merged, options, None, run_name="run")
+    if options.root is not None:
+        for key in _PATHS:
+            for text in _texts(getattr(config, key)):
+                _check_below(options.root, key, text)
     assert config.run_dir is not None
-    return Request(config, overwrite, linger, ["run", str(Path(config.run_dir) / CONFIG_NAME)])
+    words = ["run", str(Path(config.run_dir) / CONFIG_NAME), *_same_options(options, linger)]
+    return Request(config, overwrite, linger, words)
 
 
-def check_paths(paths: list[str], root: Path | None) -> None:
-    """Refuse paths from stdin that are `-`, hold a NUL, or leave `root` once links are resolved."""
-    for text in paths:
-        if text == "-" or "\0" in text or not text:
-            raise ConfigInvalid(f"{text!r} is no path.")
-        if root is not None and not Path(text).resolve().is_relative_to(root.resolve()):
-            raise ForbiddenPath(f"{text} is outside {root}.", path=text, root=str(root))
+def _build(values: Mapping[str, Any], options: Options, file: Path | None, *, run_name: str) -> Config:
+    try:
+        base = Path.cwd() if file is None else file.absolute().parent
+        config = build_config(values, base, run_name=run_name)
+    except OSError as error:
+        name = f"{str(error.filename)[:256]}: " if error.filename else ""
+        raise ConfigInvalid(f"A path of the config cannot be used: {name}{error.strerror or error}.") from None
+    except (ValueError, RuntimeError) as error:
+        raise ConfigInvalid(f"The config cannot be used: {error}.") from None
+    # That view is promised a line for each update.
+    return msgspec.structs.replace(config, log_every=1) if options.dialect == "mlx-tui" else config
+
+
+def _same_options(options: Options, linger: bool) -> list[str]:
+    """Give the options without which the same run would not go on in the same way."""
+    words = []
+    if options.engine != "mlx":
+        words += ["--engine", options.engine]
+    if options.script is not None:
+        words += ["--script", str(options.script)]
+    flags = {"offline": options.offline, "trust-remote-code": options.trust_remote_code, "linger": linger}
+    return words + [f"--{name}" for name, on in flags.items() if on]
+
+
+def _texts(value: Any) -> list[str]:
+    return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+
+
+def _check_below(root: Path, key: str, text: str) -> None:
+    """Refuse a path from stdin that leaves `root` once links are resolved; the words and Hub ids of a key are none."""
+    if not Path(text).is_absolute() or (key == "resume" and text in _WORDS_OF_RESUME):
+        return
+    try:
+        below = Path(text).resolve().is_relative_to(root.resolve())
+    except (OSError, RuntimeError):
+        below = False
+    if not below:
+        raise ForbiddenPath(f"{key} = {text[:256]} is outside {root}.", path=text[:256], root=str(root))

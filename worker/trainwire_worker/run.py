@@ -1,11 +1,12 @@
 """At most one run: orders go to the engine, and one cause decides the end."""
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 from trainwire_protocol import commands as c
 from trainwire_protocol.channel import Order, PauseOrder, StopOrder
-from trainwire_protocol.errors import EngineDied, Internal, from_code
+from trainwire_protocol.errors import EngineDied, Internal, WrongState, from_code
 from trainwire_protocol.events import Phase, Source
 from trainwire_protocol.rundir import CheckpointInfo, newest_whole_checkpoint
 
@@ -20,6 +21,9 @@ from .state import RunState
 from .timers import Mailbox, Timers
 from .validation import Validation
 
+KILL_SECONDS = 2.0
+"""How long a killed engine is waited for."""
+
 
 class Run:
     """What clients and the outside ask of the run."""
@@ -33,6 +37,7 @@ class Run:
         self._validation = Validation(self.state)
         self.released = False
         """True once a client let the run outlive it."""
+        self._later: deque[tuple[c.Start | c.Validate, int]] = deque()
         self._killed = False
         self._restarts = 0
 
@@ -48,13 +53,30 @@ class Run:
 
     # What the desk asks
 
-    def start_run(self, command: c.Start, pending: Pending) -> None:
-        """Begin the run of a `start` command."""
-        self.beginning.from_command(command, pending)
+    def start_run(self, command: c.Start, order: int) -> None:
+        """Begin the run of a `start` command, after the checks that were asked for before."""
+        if self.checking:
+            self._later.append((command, order))
+        else:
+            self.beginning.from_command(command, order)
 
-    def check_config(self, command: c.Validate, pending: Pending) -> None:
-        """Answer `validate`."""
-        self._validation.check(command, pending)
+    def check_config(self, command: c.Validate, order: int) -> None:
+        """Answer `validate`, one after the other."""
+        if self.checking:
+            self._later.append((command, order))
+        else:
+            self._validation.check(command, order)
+
+    def _take_up(self) -> None:
+        """Go on with what waited for a check."""
+        while self._later and not self.checking and self.state.ended is None:
+            command, order = self._later.popleft()
+            if self.active:
+                self.state.desk.answer(order, None, WrongState("A run has begun meanwhile."))
+            elif isinstance(command, c.Start):
+                self.beginning.from_command(command, order)
+            else:
+                self._validation.check(command, order)
 
     def give_order(self, order: Order) -> None:
         """Hand an order to the engine; one that comes before the engine is there is kept for it."""
@@ -107,19 +129,21 @@ class Run:
             state.ending = Ending("completed", "stop" if ending.exit_code == 0 else ending.reason, 0)
         if state.request is not None:
             state.enter("stopping", f"Stopping: {ending.reason}.")
-        if state.engine is None or self.checking:
+        if state.request is None or (state.engine is None and state.prepared is not None):
             self.kill_engine()
-            if state.request is None or state.prepared is not None:
-                state.conclude(state.ending)
+            state.conclude(state.ending)
             return
-        state.engine.send(StopOrder(order=0, save=save))
+        if state.engine is not None:
+            state.engine.send(StopOrder(order=0, save=save))
         if not state.snapshot.attempt_started:
             state.timers.after(state.options.stop_grace, self._stop_before_first_update)
 
     def _stop_before_first_update(self) -> None:
-        """Nothing is lost by ending an engine that has not trained yet and is too busy to listen."""
-        engine = self.state.engine
-        if engine is not None and not self.state.snapshot.attempt_started and engine.finished is None:
+        """Nothing is lost by ending what has not trained yet and is too busy to listen."""
+        state = self.state
+        if state.engine is None and state.ending is not None:
+            state.conclude(state.ending)
+        elif state.engine is not None and not state.snapshot.attempt_started and state.engine.finished is None:
             self._killed = True
             self.kill_engine()
 
@@ -134,8 +158,10 @@ class Run:
         self.state.conclude(ending)
 
     def crash(self, error: BaseException) -> None:
-        """End because of a bug in the worker itself."""
-        self.kill_engine()
+        """End because of a bug in the worker itself; the engine saves what it has, as when the worker is killed."""
+        if self.state.engine is not None:
+            self.state.engine.abandon()
+            self.state.engine = None
         problem = Internal(f"{type(error).__name__}: {error}", hint="This is a bug in trainwire; please report it.")
         self.state.conclude(failure(problem))
 
@@ -153,6 +179,7 @@ class Run:
         self.state.engine = None
         if self.checking:
             self._validation.engine_left(departure)
+            self._take_up()
         elif self.state.ended is None:
             self._engine_left(departure)
 
@@ -201,7 +228,7 @@ class Run:
         state = self.state
         if state.engine is not None:
             state.engine.kill()
-            state.engine.link.wait_dead()
+            state.engine.link.wait_dead(KILL_SECONDS)
         if state.prepared is not None:
             state.prepared.log.close()
             state.prepared.lock.release()

@@ -55,6 +55,7 @@ class Snapshot:
         elif isinstance(event, Attempt):
             self.run_id, self.attempt = event.run_id, event.attempt
             self.attempt_started = False
+            self.checkpoint = None
             self.resumed_from = event.resumed_from
             self.step = event.resumed_from_step or 0
 

@@ -2,12 +2,13 @@
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from trainwire_protocol.events import End, Error, Level, Log, Phase, Status
 from trainwire_protocol.rundir import LockInfo
 
-from .desk import Desk, Pending
+from .desk import Desk
 from .emitter import Clock, Emitter
 from .ending import Ending
 from .engine_session import EngineSession
@@ -37,14 +38,14 @@ class RunState:
         """The locked folder and its log, once they are open."""
         self.engine: EngineSession | None = None
         self.attempt = 0
-        self.start: Pending | None = None
-        """The `start` command, under `serve`."""
         self.begin_order = 0
         """Number of the order that the engine begins with."""
         self.ending: Ending | None = None
         """Set when the run is to end."""
         self.ended: Ending | None = None
         """Set when the last line is said."""
+        self.listen: Callable[[], str | None] = lambda: None
+        """Opens the control socket and gives its path."""
         self.control_path: str | None = None
 
     def log(self, level: Level, message: str, code: str | None = None, **details: Any) -> None:

@@ -6,9 +6,8 @@ import msgspec
 
 from trainwire_protocol import commands as c
 from trainwire_protocol.channel import Answer, AnyReport, Check
-from trainwire_protocol.errors import ConfigInvalid
+from trainwire_protocol.errors import ConfigInvalid, TrainwireError
 
-from .desk import Pending
 from .engine_link import check_engine_installed
 from .engine_session import Departure, start_engine
 from .request import request_from_command
@@ -32,21 +31,24 @@ class Validation:
         """True while a `validate` command waits for its engine."""
         return self._order is not None
 
-    def check(self, command: c.Validate, pending: Pending) -> None:
+    def check(self, command: c.Validate, order: int) -> None:
         """Answer `validate`: at once if the config is wrong, else when an engine has looked at the data."""
         state = self._state
         try:
             request = request_from_command(command.config, state.options, resume=None, overwrite=False, linger=False)
             if state.options.engine == "mlx":
                 check_engine_installed()
+            state.engine = start_engine(state.options, -1, state.timers, state.emitter.terminal, self._on_report)
         except ConfigInvalid as error:
-            state.desk.respond(pending, {"valid": False, "issues": error.details.get("issues", [])})
+            state.desk.answer(order, {"valid": False, "issues": error.details.get("issues", [])}, None)
             return
-        state.engine = start_engine(state.options, -1, state.timers, state.emitter.terminal, self._on_report)
-        self._order = state.desk.file(pending)
+        except TrainwireError as error:
+            state.desk.answer(order, None, error)
+            return
+        self._order = order
         state.engine.send(
             Check(
-                order=self._order,
+                order=order,
                 config=msgspec.to_builtins(request.config),
                 offline=state.options.offline,
                 trust_remote_code=state.options.trust_remote_code,

@@ -2,13 +2,17 @@
 
 import errno
 import os
+import select
 import socket
 import stat
+import time
 from collections.abc import Iterator
 
 from trainwire_protocol.codec import MAX_LINE_IN
 from trainwire_protocol.errors import BadLine, LineTooLong
 
+FULL_DISK_PAUSE = 1.0
+"""Seconds before a file on a full disk is tried again."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -27,7 +31,7 @@ class LineReader:
             ended = piece.endswith(b"\n")
             if not self._skipping:
                 self._buffer += piece
-                if len(self._buffer) > self._max + ended:
+                if len(self._buffer) > self._max + (2 if piece.endswith(b"\r\n") else ended):
                     self._skipping = True
                     self._buffer.clear()
                     yield LineTooLong(f"The line is longer than {self._max} bytes.", limit=self._max)
@@ -67,7 +71,10 @@ class Writer:
         self.fd = fd
         self.gone = False
         """True once nobody can read any more."""
+        self.full_until = 0.0
+        """Where a full disk takes nothing: the time of the next try."""
         self._socket: socket.socket | None = None
+        self._opened = False
         self._chunk: int | None = None
         mode = os.fstat(fd).st_mode
         if stat.S_ISSOCK(mode):
@@ -79,6 +86,7 @@ class Writer:
         try:
             # A second open file description has flags of its own, so the reader's and our parent's stay as they are.
             self.fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            self._opened = True
         except OSError:
             # Once select says so, a pipe or a terminal takes that many bytes without blocking.
             self._chunk = 512
@@ -88,24 +96,26 @@ class Writer:
         try:
             if self._socket is not None:
                 return self._socket.send(data, socket.MSG_DONTWAIT)
-            return os.write(self.fd, data[: self._chunk] if self._chunk else data)
-        except BlockingIOError:
+            if self._chunk is None:
+                return os.write(self.fd, data)
+            if not select.select([], [self.fd], [], 0)[1]:
+                return 0
+            return os.write(self.fd, data[: self._chunk])
+        except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
-            if error.errno == errno.EINTR:
-                return 0
-            self.gone = True
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self.full_until = time.monotonic() + FULL_DISK_PAUSE
+            else:
+                self.gone = True
             return 0
 
     def close(self) -> None:
         """Let go of what was opened for writing."""
         if self._socket is not None:
             self._socket.close()
-
-    @property
-    def waits_for_select(self) -> bool:
-        """True where a write is safe only after select has said so."""
-        return self._chunk is not None
+        if self._opened:
+            os.close(self.fd)
 
 
 class TextWriter:

@@ -2,25 +2,26 @@
 
 import select
 import time
+import traceback
 from collections.abc import Callable
 
 from trainwire_protocol.codec import MAX_LINE_IN, MINOR, PROTOCOL
 from trainwire_protocol.events import (
-    ErrorBody,
     Event,
     Heartbeat,
     Hello,
     Limits,
     Queue,
-    Response,
     WorkerInfo,
 )
 from trainwire_protocol.version import VERSION
 
-from .connection import Connection, ControlSocket
+from .connection import Connection
+from .control import Controllers
 from .desk import MAX_OPEN_COMMANDS
 from .dialect import translator
 from .emitter import Clock, Emitter
+from .ending import last_words
 from .options import Options
 from .outbox import MAX_BACKLOG, MAX_RESPONSE_BACKLOG
 from .presence import Presence
@@ -29,7 +30,7 @@ from .signals import Signals
 from .snapshot import Snapshot
 from .terminal import Terminal
 from .timers import Mailbox, Timers
-from .wire import TextWriter
+from .wire import FULL_DISK_PAUSE, TextWriter
 
 FEATURES = ["control_socket", "counted_resume", "eval", "generate", "linger", "replay", "restarts", "validate"]
 
@@ -48,18 +49,39 @@ class Worker:
         self._mailbox = Mailbox()
         self._signals = Signals()
         self._run = Run(options, self._emitter, self._snapshot, self._clock, self._timers, self._mailbox)
-        translate = translator(options.dialect)
-        self._front = Connection(stdin, stdout, self._emitter.encode, source="stdin", translate=translate)
+        self._front = Connection(
+            stdin,
+            stdout,
+            self._emitter.encode,
+            source="stdin",
+            translate=translator(options.dialect, options.max_line),
+            lossless=options.backpressure == "block",
+        )
         self._emitter.connections.append(self._front)
-        self._controller: Connection | None = None
-        self._control: ControlSocket | None = None
-        self._presence = Presence(options, self._run, self._timers)
+        self._controllers = Controllers(self._emitter, self._run.state.desk, self._say_hello)
+        self._run.state.listen = self._controllers.open
+        self._presence = Presence(options, self._run, self._timers, self._controllers)
         self._last_line = self._started
         self._heartbeat_on = options.mode == "serve"
 
     def run(self) -> int:
         """Serve until the last line; the exit code."""
         self._say_hello(None)
+        try:
+            self._begin()
+            while self._run.state.ended is None:
+                self._turn()
+            self._emitter.commit()
+        except Exception as error:
+            self._crash(error)
+        self._drain(self._options.flush_grace)
+        self._terminal.close()
+        self._run.close()
+        self._controllers.close()
+        ended = self._run.state.ended
+        return ended.exit_code if ended is not None else 1
+
+    def _begin(self) -> None:
         if self._options.mode == "run":
             self._run.beginning.from_arguments()
         self._presence.watch_parent()
@@ -67,37 +89,42 @@ class Worker:
             self._beat()
         if not self._front.input_open:
             self._presence.end_of_input()
+
+    def _crash(self, error: Exception) -> None:
+        """End because of a bug here: still with a reason and a last line, whatever is broken."""
+        self._emitter.terminal.write(traceback.format_exc())
         try:
-            while self._run.state.ended is None:
-                self._turn()
-        except Exception as error:
             self._run.crash(error)
-        self._emitter.commit()
-        self._drain(self._options.flush_grace)
-        self._terminal.close()
-        self._run.close()
-        if self._control is not None:
-            self._control.close()
-        ended = self._run.state.ended
-        return ended.exit_code if ended is not None else 1
+            self._emitter.commit()
+        except Exception:
+            self._emitter.terminal.write(traceback.format_exc())
+            for message in last_words(error, self._clock.now_ms()):
+                self._front.send(self._emitter.encode(message), message)
 
     def _turn(self) -> None:
         """Say what is to be said, wait for something to happen, handle it."""
         if self._emitter.commit():
             self._last_line = time.monotonic()
-        if self._options.backpressure == "block":
-            self._drain(None)
-        self._look_after_connections()
+        if self._front.output_gone:
+            self._presence.detach("nobody reads stdout any more")
+        self._controllers.look_after()
+        self._presence.settle()
         if self._run.state.ended is not None:
             return
         reading, writing = self._descriptors()
-        ready, writable, _ = select.select(reading, writing, [], self._timers.seconds_left())
+        ready, writable, _ = select.select(reading, writing, [], self._seconds_left())
         for fd in writable:
             writing[fd]()
         for fd in ready:
             reading[fd]()
         self._timers.run_due()
         self._run.check_engine()
+
+    def _seconds_left(self) -> float | None:
+        left = self._timers.seconds_left()
+        if any(connection.on_full_disk for connection in self._emitter.connections):
+            return FULL_DISK_PAUSE if left is None else min(left, FULL_DISK_PAUSE)
+        return left
 
     def _descriptors(self) -> tuple[dict[int, Callable[[], None]], dict[int, Callable[[], None]]]:
         """Give what can be read and written now, each with what is done then."""
@@ -109,28 +136,29 @@ class Worker:
         for connection in self._emitter.connections:
             if connection.wants_input:
                 reading[connection.read_fd] = self._on_front if connection is self._front else self._on_controller
-            if connection.outbox is not None and connection.outbox.waiting:
+            if connection.outbox is not None and connection.waiting and not connection.on_full_disk:
                 writing[connection.outbox.writer.fd] = connection.outbox.flush
-        if self._control is not None:
-            reading[self._control.fileno()] = self._on_knock
+        if self._controllers.listening >= 0:
+            reading[self._controllers.listening] = self._controllers.answer_knock
         engine = self._run.state.engine
         if engine is not None:
             link = engine.link
             if link.output >= 0:
                 reading[link.output] = engine.read_output
             if not link.closed:
-                reading[link.channel.fileno()] = engine.read_reports
+                # With --backpressure=block the engine waits, and so does training, until the reader took everything.
+                if self._options.backpressure != "block" or not self._front.waiting:
+                    reading[link.channel.fileno()] = engine.read_reports
                 if link.has_unsent:
                     writing[link.channel.fileno()] = link.flush
         return reading, writing
 
-    def _drain(self, seconds: float | None) -> None:
+    def _drain(self, seconds: float) -> None:
         """Wait until the readers have taken everything, at most so many seconds."""
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while True:
-            waiting = [x.outbox for x in self._emitter.connections if x.outbox is not None and x.outbox.waiting]
-            left = None if deadline is None else deadline - time.monotonic()
-            if not waiting or (left is not None and left <= 0):
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            waiting = [x.outbox for x in self._emitter.connections if x.outbox and x.waiting and not x.on_full_disk]
+            if not waiting:
                 return
             select.select([], [outbox.writer.fd for outbox in waiting], [], left)
             for outbox in waiting:
@@ -141,8 +169,6 @@ class Worker:
     def _observe(self, event: Event) -> None:
         self._snapshot.observe(event)
         self._terminal.show(event)
-        if self._control is None and self._emitter.log is not None:
-            self._open_control()
 
     def _say_hello(self, connection: Connection | None) -> None:
         hello = Hello(
@@ -193,8 +219,8 @@ class Worker:
             self._presence.end_of_input()
 
     def _on_controller(self) -> None:
-        if self._controller is not None:
-            self._take_lines(self._controller)
+        if self._controllers.current is not None:
+            self._take_lines(self._controllers.current)
 
     def _take_lines(self, connection: Connection) -> None:
         for line in connection.receive():
@@ -202,43 +228,3 @@ class Worker:
                 self._heartbeat_on = True
             if self._run.state.ended is not None:
                 return
-
-    def _open_control(self) -> None:
-        try:
-            self._control = ControlSocket()
-        except OSError as error:
-            self._emitter.terminal.write(f"trainwire: no control socket: {error.strerror}\n")
-            return
-        self._run.state.control_path = str(self._control.path)
-        self._run.state.describe_lock()
-
-    def _on_knock(self) -> None:
-        """Let a controller in, or tell it that another one steers."""
-        assert self._control is not None
-        accepted = self._control.accept()
-        if accepted is None:
-            return
-        accepted.setblocking(False)
-        fd = accepted.detach()
-        newcomer = Connection(fd, fd, self._emitter.encode, source="socket")
-        if self._controller is not None:
-            body = ErrorBody(code="busy", message="Another controller steers the run.")
-            refusal = Response(id=None, cmd=None, ok=False, error=body)
-            newcomer.send(self._emitter.encode(refusal), refusal)
-            assert newcomer.outbox is not None
-            newcomer.outbox.flush()
-            newcomer.close()
-            return
-        self._emitter.commit()
-        self._controller = newcomer
-        self._emitter.connections.append(newcomer)
-        self._say_hello(newcomer)
-
-    def _look_after_connections(self) -> None:
-        if self._front.output_gone:
-            self._presence.detach("nobody reads stdout any more")
-        controller = self._controller
-        if controller is not None and (controller.output_gone or not controller.input_open):
-            self._emitter.connections.remove(controller)
-            controller.close()
-            self._controller = None

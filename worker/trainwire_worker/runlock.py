@@ -1,0 +1,53 @@
+"""The lock on a run folder: the proof that a worker, or the engine it left behind, is alive."""
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+import msgspec
+
+from trainwire_protocol.errors import IoError
+from trainwire_protocol.rundir import LOCK_NAME, LockInfo
+
+LOCK_BYTES = 1024
+"""Length of what the holder writes about itself, filled up with blanks."""
+
+
+class RunLock:
+    """The exclusive lock on a run folder, held by the worker and, through an inherited descriptor, by its engine."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / LOCK_NAME
+        self.fd = -1
+
+    def acquire(self) -> LockInfo | None:
+        """Take the lock; None on success, else what its holder wrote about itself."""
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise IoError(f"The lock {self.path} cannot be opened: {error.strerror}.") from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            try:
+                return msgspec.json.decode(os.pread(fd, LOCK_BYTES, 0), type=LockInfo)
+            except msgspec.DecodeError:
+                return LockInfo(pid=0, since_ms=0)
+            finally:
+                os.close(fd)
+        self.fd = fd
+        return None
+
+    def describe(self, info: LockInfo) -> None:
+        """Write who holds the lock, for `busy` messages and for those who look for the control socket."""
+        if self.fd >= 0:
+            # One write of one length, so that a reader never sees half of the old text behind the new.
+            with contextlib.suppress(OSError):
+                os.pwrite(self.fd, msgspec.json.encode(info).ljust(LOCK_BYTES - 1) + b"\n", 0)
+
+    def release(self) -> None:
+        """Give the lock up; an engine that still saves goes on holding it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
