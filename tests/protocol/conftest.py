@@ -28,10 +28,11 @@ def _integers(kind: inspect.IntType) -> Strategy:
 
 
 def _floats(kind: inspect.FloatType) -> Strategy:
-    low, high = kind.ge if kind.ge is not None else kind.gt, kind.le
+    low, high = kind.gt if kind.ge is None else kind.ge, kind.lt if kind.le is None else kind.le
     if low is None and high is None:
         return FLOATS
-    return st.floats(low, high, allow_nan=False)
+    bounds = {"exclude_min": kind.gt is not None, "exclude_max": kind.lt is not None}
+    return st.floats(low, high, allow_nan=False, allow_infinity=False, **bounds)
 
 
 def strategy(kind: inspect.Type) -> Strategy:
@@ -64,6 +65,8 @@ def strategy(kind: inspect.Type) -> Strategy:
         case inspect.StructType():
             # What the encoder itself adds to a line is never part of a message.
             fields = {f.name: strategy(f.type) for f in kind.fields if f.name not in ENCODERS_OWN}
+            if "ts" in fields:
+                fields["ts"] = st.integers(1, 2**53 - 1)
             return st.builds(kind.cls, **fields)
     raise NotImplementedError(kind)
 
