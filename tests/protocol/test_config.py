@@ -14,6 +14,9 @@ from trainwire_protocol.config_load import build_config, check, check_settings, 
 from trainwire_protocol.errors import BadParams, ConfigInvalid, UnknownParam
 from trainwire_protocol.foreign_keys import FOREIGN_KEYS
 
+KEYS = st.sampled_from([*FIELDS, *FOREIGN_KEYS, "x"])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
+VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=3), SCALARS, max_size=3)
 LEAST = {"model": "m", "data": "d.jsonl"}
 
 
@@ -274,18 +277,7 @@ def test_null_is_no_setting(key: str) -> None:
         check_settings({key: None})
 
 
-@given(
-    values=st.dictionaries(
-        st.sampled_from([*FIELDS, *FOREIGN_KEYS, "x"]),
-        st.none()
-        | st.booleans()
-        | st.integers()
-        | st.floats()
-        | st.text(max_size=9)
-        | st.lists(st.text(max_size=3), max_size=3),
-        max_size=6,
-    )
-)
+@given(values=st.dictionaries(KEYS, VALUES, max_size=6))
 @settings(derandomize=True, deadline=None, max_examples=400)
 def test_any_values_make_a_config_or_issues_that_name_their_keys(values: dict[str, Any]) -> None:
     converted, issues = check({**LEAST, **values})

@@ -1,4 +1,4 @@
-"""The JSON Schema says what the types say: every printed line fits it, and it takes the commands that a worker takes."""
+"""The JSON Schema says what the types say: every printed line fits it, and every command that is taken."""
 
 import json
 import subprocess
