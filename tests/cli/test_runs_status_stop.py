@@ -1,0 +1,98 @@
+"""`trainwire runs`, `status` and `stop`: what another shell sees of a run, and how it ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ENVIRONMENT = {**os.environ, "PYTHONSAFEPATH": "1"}
+
+
+def trainwire(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trainwire_cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+
+
+def start(folder: Path, script: dict[str, object]) -> subprocess.Popen[bytes]:
+    """Start a scripted run in `folder/runs/c`."""
+    (folder / "c.toml").write_text('model = "m/m"\ndata = "d/d"\n')
+    (folder / "script.json").write_text(json.dumps(script))
+    command = [sys.executable, "-m", "trainwire_cli", "run", str(folder / "c.toml"), "--engine", "fake"]
+    command += ["--script", str(folder / "script.json")]
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ENVIRONMENT
+    )
+
+
+def read_until(process: subprocess.Popen[bytes], kind: str, **fields: object) -> None:
+    """Read lines until an event with these fields."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        event = json.loads(line)
+        if event["type"] == kind and all(event[k] == v for k, v in fields.items()):
+            return
+    pytest.fail(f"no {kind} event with {fields}")
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run that stands at step 2 until it is stopped."""
+    process = start(tmp_path, {"acts": [{"do": "hang", "step": 3}]})
+    read_until(process, "step", step=2)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_living_run_is_seen_and_stopped_from_another_shell(running: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    seen = json.loads(trainwire("status", tmp_path / "runs/c", "--json").stdout)
+    assert (seen["alive"], seen["state"], seen["pid"], seen["step"]) == (True, "running", running.pid, 2)
+    listed = trainwire("runs", tmp_path / "runs").stdout.splitlines()
+    assert listed[1].split()[:4] == ["c", "running", f"({running.pid})", "2/20"]
+
+
+def test_stop_waits_for_the_checkpoint_and_names_it(tmp_path: Path) -> None:
+    process = start(tmp_path, {"step_ms": 20})
+    read_until(process, "step", step=2)
+    stopped = trainwire("stop", tmp_path / "runs/c")
+    assert stopped.returncode == 0, stopped.stderr
+    step = int(stopped.stdout.split()[3].rstrip(":"))
+    checkpoint = tmp_path / f"runs/c/checkpoint-{step:06d}"
+    assert str(checkpoint) in stopped.stdout
+    assert (checkpoint / "manifest.json").is_file()
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    again = trainwire("stop", tmp_path / "runs/c")
+    assert again.returncode == 3
+    assert "no living worker: it is stopped" in again.stderr
+    text = trainwire("status", tmp_path / "runs/c")
+    assert text.returncode == 0
+    assert f"step        {step} of 20" in text.stdout
+
+
+def test_a_worker_that_was_killed_is_shown_as_dead(running: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    lock = json.loads((tmp_path / "runs/c/run.lock").read_bytes())
+    os.kill(lock["engine_pid"], 9)
+    read_until(running, "end", outcome="failed")
+    running.wait(30)
+    seen = trainwire("status", tmp_path / "runs/c")
+    assert seen.returncode == 1
+    assert "state       failed" in seen.stdout
+    assert "SIGKILL" in seen.stdout
+    log = tmp_path / "runs/c/events.jsonl"
+    log.write_bytes(b"".join(x for x in log.read_bytes().splitlines(keepends=True) if b'"type":"end"' not in x))
+    dead = json.loads(trainwire("status", tmp_path / "runs/c", "--json").stdout)
+    assert (dead["alive"], dead["state"]) == (False, "died")
+
+
+def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
+    assert trainwire("status", tmp_path).returncode == 3
+    assert trainwire("stop", tmp_path).returncode == 3
+    assert "no runs" in trainwire("runs", tmp_path).stdout
+    assert trainwire("runs", tmp_path / "nowhere").returncode == 3

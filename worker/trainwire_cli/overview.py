@@ -1,0 +1,110 @@
+"""What a run folder tells about its run, alive or not: one look for `status`, `runs` and `stop`."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from trainwire_protocol.rundir import LOG_NAME, LockInfo, list_checkpoints, lock_holder
+
+_KINDS = ("attempt", "init", "step", "eval_end", "status", "error", "end", "complete")
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A run at a glance. `state` is the phase of a living worker, else how the last attempt ended.
+
+    `outcome` is None for a run whose worker ended without a word; `seconds` is the age of its last line.
+    """
+
+    run_dir: str
+    run_id: str
+    alive: bool
+    pid: int | None
+    state: str
+    step: int
+    total_steps: int
+    loss: float | None
+    valid_loss: float | None
+    checkpoint: str | None
+    error: str | None
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as a JSON object."""
+        return asdict(self)
+
+
+def _last_events(log: Path) -> dict[str, dict[str, Any]]:
+    """Give the last event of each kind that matters."""
+    last: dict[str, bytes] = {}
+    marks = {f'{{"type":"{kind}"'.encode(): kind for kind in _KINDS}
+    with log.open("rb") as file:
+        for line in file:
+            kind = marks.get(line[: line.find(b",")]) if line.endswith(b"\n") else None
+            if kind is not None:
+                last[kind] = line
+    return {kind: orjson.loads(line) for kind, line in last.items()}
+
+
+def look_at(run_dir: Path) -> Overview | None:
+    """Read a run folder; None if it holds no run."""
+    log = run_dir / LOG_NAME
+    if not log.is_file():
+        return None
+    last = _last_events(log)
+    if "attempt" not in last:
+        return None
+    attempt = last["attempt"]
+    started = int(attempt["seq"])
+
+    def since(kind: str) -> dict[str, Any]:
+        event = last.get(kind, {})
+        return event if event.get("seq", 0) > started else {}
+
+    holder: LockInfo | None = lock_holder(run_dir)
+    end = since("end")
+    if holder is not None:
+        state = since("status").get("phase") or "loading"
+    else:
+        state = end.get("outcome") or "died"
+    checkpoints = list_checkpoints(run_dir)
+    newest = max(int(event["ts"]) for event in last.values())
+    return Overview(
+        run_dir=str(run_dir),
+        run_id=attempt["run_id"],
+        alive=holder is not None,
+        pid=holder.pid if holder else None,
+        state=state,
+        step=since("step").get("step", attempt.get("resumed_from_step") or 0),
+        total_steps=last.get("init", {}).get("total_steps", 0),
+        loss=last.get("step", {}).get("loss"),
+        valid_loss=last.get("eval_end", {}).get("valid_loss"),
+        checkpoint=str(checkpoints[0].path) if checkpoints else None,
+        error=since("error").get("message"),
+        seconds=max(0.0, time.time() - newest / 1000),
+    )
+
+
+def find_runs(folder: Path) -> Iterator[Overview]:
+    """Go through the runs in a folder and its subfolders, by name."""
+    for log in sorted(folder.rglob(LOG_NAME)):
+        overview = look_at(log.parent)
+        if overview is not None:
+            yield overview
+
+
+def ago(seconds: float) -> str:
+    """Say a time span in words."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return f"{int(seconds)} s ago"
+
+
+def number(value: float | None) -> str:
+    """Show a loss."""
+    return "–" if value is None else f"{value:.4f}"
