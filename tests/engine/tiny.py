@@ -8,8 +8,10 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from trainwire_engine.loading import build_module
 
 FAMILIES = ("qwen3", "qwen3_5", "qwen3_5_moe", "llama", "gemma3_text", "lfm2")
@@ -72,7 +74,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
 
 def tiny_config(family: str = "qwen3", **overrides: Any) -> dict[str, Any]:
     """The config.json of a tiny model: two blocks, 512 words, three orders of magnitude below a real one."""
-    return {"model_type": family, **_COMMON, **_FAMILY[family], **overrides}
+    return {"model_type": family, **_COMMON, **_FAMILY.get(family, {}), **overrides}
 
 
 def tiny_model(
@@ -131,3 +133,26 @@ def write_tokenizer(folder: Path) -> int:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     return int(tokenizer.token_to_id("<|im_end|>"))
+
+
+class RandomRows:
+    """A data set of random tokens in memory: lengths from `shortest` to `longest`, about half of them trained."""
+
+    def __init__(self, count: int, *, shortest: int = 4, longest: int = 40, seed: int = 0) -> None:
+        draw = np.random.default_rng(seed)
+        sizes = draw.integers(shortest, longest, endpoint=True, size=count)
+        self._tokens = [draw.integers(3, VOCABULARY, size=size).astype(np.int32) for size in sizes]
+        self._masks = [draw.random(size) < 0.5 for size in sizes]
+        for mask in self._masks:
+            mask[0], mask[-1] = False, True
+        self.lengths = sizes.astype(np.int32)
+        self.trained = np.array([mask.sum() for mask in self._masks], np.int32)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def tokens(self, row: int) -> np.ndarray:
+        return self._tokens[row]
+
+    def mask(self, row: int) -> np.ndarray:
+        return self._masks[row]

@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
+
 from trainwire_protocol.errors import ConfigInvalid, Unsupported
 
 ADAPTER_LEAVES = ("lora_a", "lora_b", "m")
@@ -25,6 +26,9 @@ class _Adapter(nn.Module):
     Dropout takes its key from `_dropout_key`, which the update step sets: a pass that is computed again draws the
     same places, and nothing else in the process can move them.
     """
+
+    lora_a: mx.array
+    lora_b: mx.array
 
     def __init__(self, rank: int, scale: float, dropout: float, inputs: int) -> None:
         super().__init__()
@@ -115,7 +119,7 @@ class LoRASwitchLinear(_Adapter):
         y = self.linear(x, indices, sorted_indices=sorted_indices)
         if not self.enabled:
             return y
-        how = {"rhs_indices": indices, "sorted_indices": sorted_indices}
+        how: Any = {"rhs_indices": indices, "sorted_indices": sorted_indices}
         z = mx.gather_mm(self.dropped(x), self.lora_a.swapaxes(-1, -2), **how) * self.scale
         return y + mx.gather_mm(z, self.lora_b.swapaxes(-1, -2), **how)
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+
 from trainwire_protocol.errors import EngineUnavailable, ModelLoadFailed, TrainwireError
 
 HUB_FILES = ["*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
@@ -126,7 +127,7 @@ def _load_short(config: dict[str, Any], weight_files: list[Path]) -> nn.Module:
         raise _LongWay
     weights: dict[str, mx.array] = {}
     for file in weight_files:
-        weights.update(mx.load(str(file)))
+        weights |= read_tensors(file)
     module = build_module(config)
     if hasattr(module, "sanitize"):
         weights = module.sanitize(weights)
@@ -137,6 +138,13 @@ def _load_short(config: dict[str, Any], weight_files: list[Path]) -> nn.Module:
     # Files are read now, so that a cut one is found here, and compiled functions hold values, not reads.
     mx.eval(module.parameters())
     return module
+
+
+def read_tensors(file: Path) -> dict[str, mx.array]:
+    """Open a safetensors file; its arrays are read when they are first used."""
+    tensors = mx.load(str(file))
+    assert isinstance(tensors, dict)
+    return tensors
 
 
 def build_module(config: dict[str, Any]) -> nn.Module:
@@ -154,7 +162,7 @@ def _architecture(config: dict[str, Any]) -> types.ModuleType:
     model_type = _remapped(config, root / "utils.py")
     if not (root / "models" / f"{model_type}.py").is_file():
         raise ModelLoadFailed(
-            f"mlx-lm has no architecture of the type {config['model_type']!r}.",
+            f"mlx-lm has no architecture for the model type {config['model_type']!r}.",
             hint="A newer mlx-lm may have it: pip install -U mlx-lm.",
             model_type=config["model_type"],
         )

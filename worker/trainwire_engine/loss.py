@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_unflatten
 
+from trainwire_engine.fastmath import exp_below_zero, logsumexp
 from trainwire_engine.head import Head
 from trainwire_engine.model import Arrays, Model
 
@@ -26,7 +27,7 @@ def cross_entropy(
     """Sum the weighted loss in nats and count the right guesses; logits [P, V], targets and weights [P]."""
     scores = logits.astype(mx.float32)
     chosen = mx.take_along_axis(scores, targets[:, None], axis=-1)[:, 0]
-    losses = mx.logsumexp(scores, axis=-1) - (1 - smoothing) * chosen
+    losses = logsumexp(scores)[:, 0] - (1 - smoothing) * chosen
     if smoothing:
         losses = losses - smoothing * mx.mean(scores, axis=-1)
     return mx.sum(losses * weights), _correct(logits, targets, weights)
@@ -59,7 +60,7 @@ def chunked_cross_entropy(
             piece = hidden[start : start + chunk]
             if d_hidden:
                 # Without this, all chunks' logits would be made before the first is used up.
-                piece = mx.depends(piece, [d_hidden[-1], loss, *d_head])
+                piece = mx.depends(piece, [d_hidden[-1], loss, correct, *d_head])
             part = slice(start, start + chunk)
             logits = project(piece, head)
             part_loss, part_correct, d_logits = _forward_and_gradient(logits, targets[part], weights[part], smoothing)
@@ -76,24 +77,25 @@ def chunked_cross_entropy(
         d_hidden = outputs[2] * scale.astype(outputs[2].dtype)
         return d_hidden, *((d * scale).astype(leaf.dtype) for d, leaf in zip(outputs[3:], leaves))
 
-    loss, correct, *_ = sums(hidden, *head.values())
-    return loss, correct
+    outputs: Any = sums(hidden, *head.values())
+    return outputs[0], outputs[1]
 
 
 def _forward_and_gradient(
     logits: mx.array, targets: mx.array, weights: mx.array, smoothing: float
 ) -> tuple[mx.array, mx.array, mx.array]:
     scores = logits.astype(mx.float32)
-    norm = mx.logsumexp(scores, axis=-1, keepdims=True)
+    top = mx.max(scores, axis=-1, keepdims=True)
+    powers = exp_below_zero(scores - top)
+    total = mx.sum(powers, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(scores, targets[:, None], axis=-1)
-    losses = norm - (1 - smoothing) * chosen
-    words = scores.shape[-1]
+    losses = mx.log(total) + top - (1 - smoothing) * chosen
+    gradient = powers * (weights[:, None] / total)
     if smoothing:
         losses = losses - smoothing * mx.mean(scores, axis=-1, keepdims=True)
-    hit = mx.arange(words)[None] == targets[:, None]
-    gradient = mx.exp(scores - norm) - mx.where(hit, 1 - smoothing + smoothing / words, smoothing / words)
-    gradient = (gradient * weights[:, None]).astype(logits.dtype)
-    return mx.sum(losses[:, 0] * weights), _correct(logits, targets, weights), gradient
+        gradient = gradient - (smoothing / scores.shape[-1]) * weights[:, None]
+    gradient = gradient.at[mx.arange(targets.size), targets].subtract((1 - smoothing) * weights)
+    return mx.sum(losses[:, 0] * weights), _correct(logits, targets, weights), gradient.astype(logits.dtype)
 
 
 def _correct(logits: mx.array, targets: mx.array, weights: mx.array) -> mx.array:

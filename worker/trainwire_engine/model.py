@@ -10,12 +10,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
-from trainwire_protocol.errors import ModelLoadFailed, Unsupported
 
 from trainwire_engine import adapters
 from trainwire_engine.head import Head, find_head
-from trainwire_engine.loading import load_module, resolve_folder
+from trainwire_engine.loading import load_module, read_tensors, resolve_folder
 from trainwire_engine.recompute import checkpoint_block
+from trainwire_protocol.errors import ModelLoadFailed, Unsupported
 
 Arrays = dict[str, mx.array]
 
@@ -189,7 +189,7 @@ def start_from(model: Model, source: Path) -> None:
     weights: Arrays = {}
     try:
         for file in files:
-            weights.update(mx.load(str(file)))
+            weights |= read_tensors(file)
     except Exception as error:
         raise ModelLoadFailed(f"start_from: {files[0]} cannot be read: {error}", path=str(files[0])) from error
     if model.method == "full":

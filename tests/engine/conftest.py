@@ -1,0 +1,37 @@
+"""Shared by the engine's tests: tiny model folders, made once per session, and configs for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import tiny_model
+
+from trainwire_protocol.config import Config
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Give the folder of a tiny model; the same arguments give the same folder."""
+    made: dict[str, Path] = {}
+
+    def make(family: str = "qwen3", **options: Any) -> Path:
+        key = repr((family, sorted(options.items(), key=repr)))
+        if key not in made:
+            made[key] = tiny_model(tmp_path_factory.mktemp(family), family, **options)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture
+def config(tiny: Callable[..., Path]) -> Callable[..., Config]:
+    """Make a config for a tiny model; keys of the config by name, `model` may be a folder."""
+
+    def make(**keys: Any) -> Config:
+        model = keys.pop("model", None) or tiny()
+        return Config(**{"model": str(model), "data": "unused", "learning_rate": 1e-3, **keys})
+
+    return make

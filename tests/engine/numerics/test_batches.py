@@ -1,0 +1,111 @@
+"""Order and micro-batches: arithmetic that is the same on every machine and loses no trained token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import RandomRows
+
+from trainwire_engine.batches import Order, length_step, mix, permutation, plan, round_up
+
+
+def test_the_permutation_is_the_documented_one() -> None:
+    assert permutation(10, 42, 0).tolist() == [4, 3, 5, 8, 0, 9, 7, 6, 1, 2]
+    assert permutation(5, 0, 1).tolist() == [3, 0, 1, 2, 4]
+    assert mix(42, 7, 3) == 17680642119211242809
+
+
+def test_a_position_hash_in_plain_python_gives_the_same_order() -> None:
+    mask = 2**64 - 1
+
+    def splitmix(state: int) -> int:
+        state = (state + 0x9E3779B97F4A7C15) & mask
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
+        return state ^ (state >> 31)
+
+    def hashed(*values: int) -> int:
+        state = 0
+        for value in values:
+            state = splitmix(state ^ value)
+        return state
+
+    for seed in (0, 42, 2**53 - 1):
+        assert permutation(100, seed, 3).tolist() == sorted(range(100), key=lambda i: hashed(seed, 3, i))
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 1000])
+def test_every_row_comes_once_in_an_epoch(count: int, grouped: bool) -> None:
+    lengths = np.random.default_rng(count).integers(1, 500, count)
+    order = Order(count, 8, seed=0, group_by_length=grouped, lengths=lengths)
+    for epoch in range(2):
+        updates = [order.rows(epoch, update) for update in range(order.updates_per_epoch)]
+        assert sorted(row for rows in updates for row in rows) == list(range(count))
+        assert all(len(rows) == 8 for rows in updates[:-1])
+        assert len(updates[-1]) == (count - 1) % 8 + 1
+
+
+def test_rows_depend_on_seed_and_epoch_and_on_nothing_before() -> None:
+    order = Order(100, 8, seed=1)
+    first = [order.rows(0, update) for update in range(3)]
+    assert order.rows(5, 2) != order.rows(0, 2)
+    assert [Order(100, 8, seed=1).rows(0, update) for update in (2, 0, 1)] == [first[2], first[0], first[1]]
+    assert Order(100, 8, seed=0).rows(0, 0) != first[0]
+
+
+def test_without_shuffle_rows_come_as_they_are() -> None:
+    assert Order(10, 4, seed=3, shuffle=False).rows(2, 1) == [4, 5, 6, 7]
+
+
+def test_grouping_puts_rows_of_similar_length_into_one_update() -> None:
+    lengths = np.random.default_rng(0).integers(1, 1000, 800)
+
+    def spread(grouped: bool) -> float:
+        order = Order(800, 8, seed=0, group_by_length=grouped, lengths=lengths)
+        return float(np.mean([np.ptp(lengths[order.rows(0, u)]) for u in range(order.updates_per_epoch)]))
+
+    assert spread(True) < 0.05 * spread(False)
+
+
+def test_an_update_outside_the_epoch_is_an_error() -> None:
+    with pytest.raises(IndexError, match="3"):
+        Order(10, 4, seed=0).rows(0, 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), budget=st.integers(16, 600), count=st.integers(1, 12))
+def test_a_plan_holds_every_trained_token_once_under_the_budget(seed: int, budget: int, count: int) -> None:
+    rows = RandomRows(count, shortest=2, longest=90, seed=seed)
+    batches = plan(rows, list(range(count)), budget)
+    seen = []
+    for batch in batches:
+        assert batch.tokens.shape[0] == 1 or batch.tokens.size <= budget
+        assert batch.tokens.dtype == batch.positions.dtype == batch.targets.dtype == np.int32
+        for position, target, weight in zip(batch.positions, batch.targets, batch.weights):
+            if weight:
+                line, column = divmod(int(position), batch.tokens.shape[1])
+                seen.append((batch.rows[line], column + 1, int(target)))
+                assert rows.tokens(batch.rows[line])[: column + 1].tolist() == batch.tokens[line, : column + 1].tolist()
+    expected = [
+        (row, int(at), int(rows.tokens(row)[at])) for row in range(count) for at in np.flatnonzero(rows.mask(row))
+    ]
+    assert sorted(seen) == sorted(expected)
+
+
+def test_inputs_after_the_last_trained_token_are_left_out() -> None:
+    rows = RandomRows(1, shortest=80, longest=80)
+    rows.mask(0)[:] = False
+    rows.mask(0)[[5, 20]] = True
+    (batch,) = plan(rows, [0], 2048)
+    assert batch.tokens.shape == (1, 32)
+    assert batch.real_tokens == 20
+
+
+def test_lengths_fall_on_a_grid_of_few_values() -> None:
+    padded = {round_up(length, length_step(length)) for length in range(1, 32769)}
+    assert len(padded) <= 64
+    assert all(round_up(n, length_step(n)) <= max(32, n * 1.125 + 32) for n in range(1, 32769))
+    assert 2048 in padded

@@ -1,0 +1,53 @@
+"""Figures and defaults of the memory: from the model and the whole device, never from what is free."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from tiny import tiny_config
+
+from trainwire_engine import memory
+
+
+def test_figures_follow_what_mlx_holds() -> None:
+    memory.clear_cache()
+    assert memory.figures(reset_peak=True).cache == 0
+    before = memory.figures()
+    block = mx.zeros((1024, 1024))
+    mx.eval(block)
+    held = memory.figures()
+    assert held.active >= before.active + 2**22
+    assert held.peak >= held.active
+    del block
+    assert memory.figures().active < held.active
+
+
+def test_the_default_is_a_power_of_two_from_model_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tokens(total: int, **keys: int) -> int:
+        monkeypatch.setattr(memory, "total_memory", lambda: total)
+        return memory.default_micro_batch_tokens(tiny_config(**keys), "lora", 2048)
+
+    large = {"hidden_size": 4096, "num_hidden_layers": 36, "intermediate_size": 12288}
+    values = [tokens(size * 2**30, **large) for size in (8, 16, 32, 64, 128)]
+    assert values == sorted(values)
+    assert all(value & (value - 1) == 0 for value in values)
+    assert values[0] < values[-1]
+    assert tokens(8 * 2**30) >= values[0]
+    assert tokens(2**20, **large) == 256
+
+
+def test_a_model_wrapped_in_another_is_measured_by_its_text_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "total_memory", lambda: 16 * 2**30)
+    text = tiny_config(hidden_size=4096, num_hidden_layers=36, intermediate_size=12288)
+    wrapped = {"model_type": "qwen3_5", "text_config": text}
+    assert memory.default_micro_batch_tokens(wrapped, "lora", 2048) == memory.default_micro_batch_tokens(
+        text, "lora", 2048
+    )
+
+
+def test_the_cache_is_capped() -> None:
+    memory.configure()
+    cap = mx.set_cache_limit(0)
+    mx.set_cache_limit(cap)
+    assert 0 < cap <= 2**34
+    assert cap <= memory.total_memory() // 8

@@ -1,0 +1,86 @@
+"""The BLAS under MLX: exchanged in a process of its own, exact, and never a surprise."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainwire_engine import native
+from trainwire_protocol.config import Config
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="macOS computes with Accelerate")
+openblas = pytest.mark.skipif(
+    importlib.util.find_spec("scipy_openblas32") is None, reason="the package scipy-openblas32 is not installed"
+)
+
+TRAIN = """
+import json, sys
+from trainwire_engine import native
+computing = native.prepare(sys.argv[1])
+import numpy as np
+from tiny import RandomRows
+from trainwire_engine.batches import plan
+from trainwire_engine.model import load_model
+from trainwire_engine.optimizer import Optimizer
+from trainwire_engine.step import UpdateStep
+from trainwire_protocol.config import Config
+config = Config(model=sys.argv[2], data="unused", optimizer="sgd")
+model = load_model(config)
+step = UpdateStep(model, Optimizer(config), config)
+rows = RandomRows(8)
+results = [step(plan(rows, list(range(8)), 128), step=n, learning_rate=0.05, max_grad_norm=1.0) for n in range(3)]
+print(json.dumps([computing.blas, computing.path, [(r.loss, r.grad_norm) for r in results]]))
+"""
+
+
+def train(blas: str, folder: Path) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, blas, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[1],
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+@linux
+@openblas
+def test_training_gives_the_same_numbers_on_another_blas(
+    config: Callable[..., Config], tiny: Callable[..., Path]
+) -> None:
+    own, path, losses = train("none", tiny("qwen3"))
+    assert (own, path) == ("MLX's own", None)
+    fast, library, others = train("auto", tiny("qwen3"))
+    assert fast.startswith("OpenBLAS")
+    assert "threads" in fast
+    assert "openblas" in library
+    for (loss, norm), (other, its_norm) in zip(losses, others):
+        assert loss == pytest.approx(other, abs=1e-5)
+        assert norm == pytest.approx(its_norm, rel=1e-5)
+
+
+@linux
+def test_a_library_without_the_routines_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="libm"):
+        native.prepare("libm.so.6")
+    with pytest.raises(ValueError, match="nowhere"):
+        native.prepare("/nowhere/libblas.so")
+
+
+@linux
+@openblas
+def test_a_library_that_computes_something_else_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = native._slots()
+    before = {name: native._read(slot) for name, slot in slots.items()}
+    monkeypatch.setattr(native, "_computes", lambda: False)
+    assert native.prepare().blas == "MLX's own"
+    assert {name: native._read(slot) for name, slot in slots.items()} == before
