@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from . import attaching, launching
 from .async_commands import AsyncCommands
@@ -27,6 +27,7 @@ from .handle import AnyEvent, Handle, Handler, check_name
 from .results import Result, Rung, Started
 from .run import Run
 
+P = ParamSpec("P")
 AnyHandle = TypeVar("AnyHandle", bound=Handle)
 AnyAsync = TypeVar("AnyAsync", bound="AsyncHandle[Any]")
 
@@ -246,11 +247,13 @@ async def _open(call: Callable[[], AnyHandle], wrap: Callable[[AnyHandle], AnyAs
         raise
 
 
-@functools.wraps(launching.launch, assigned=("__doc__",))
-def launch(config: launching.AnyConfig, **options: Any) -> Opening[AsyncRun]:
-    return Opening(lambda: _open(lambda: launching.launch(config, **options), AsyncRun))
+def _twin(call: Callable[P, AnyHandle], wrap: Callable[[AnyHandle], AnyAsync]) -> Callable[P, Opening[AnyAsync]]:
+    @functools.wraps(call)
+    def opening(*arguments: P.args, **options: P.kwargs) -> Opening[AnyAsync]:
+        return Opening(lambda: _open(lambda: call(*arguments, **options), wrap))
+
+    return opening
 
 
-@functools.wraps(attaching.attach, assigned=("__doc__",))
-def attach(run_dir: Any, **options: Any) -> Opening[AsyncAttachedRun]:
-    return Opening(lambda: _open(lambda: attaching.attach(run_dir, **options), AsyncAttachedRun))
+launch = _twin(launching.launch, AsyncRun)
+attach = _twin(attaching.attach, AsyncAttachedRun)

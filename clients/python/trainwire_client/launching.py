@@ -134,7 +134,7 @@ def launch(
         on_unknown=on_unknown,
         max_queue=max_queue,
     )
-    run.wait_for_hello(hello_timeout)
+    run._wait_for_hello(hello_timeout)
     return run
 
 
@@ -164,6 +164,6 @@ def validate(
         max_queue=MAX_QUEUE,
     )
     with run:
-        run.wait_for_hello(hello_timeout)
-        report: dict[str, Any] = run.first_answer(timeout)
+        run._wait_for_hello(hello_timeout)
+        report: dict[str, Any] = run._first_answer(timeout)
         return report

@@ -157,7 +157,7 @@ class Run(Handle):
         self._process.start()
         return True
 
-    def wait_for_hello(self, timeout: float) -> None:
+    def _wait_for_hello(self, timeout: float) -> None:
         """Wait for the worker's first line. Raises what came instead."""
         if not self._greeted.wait(timeout):
             self._closing = True
@@ -173,7 +173,7 @@ class Run(Handle):
             self._process.join()
             raise self._core.failure.with_traceback(None)
 
-    def first_answer(self, timeout: float | None) -> Any:
+    def _first_answer(self, timeout: float | None) -> Any:
         """Wait for the answer to the command that this worker was started for."""
         assert self._start is not None
         return self._start.result(timeout)

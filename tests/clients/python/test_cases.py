@@ -16,7 +16,7 @@ import pytest
 import trainwire_client as tw
 from trainwire_client import aio
 from trainwire_client.testing import LINES, fake_worker
-from trainwire_client.testing.fake_worker import FakeWorker, matches
+from trainwire_client.testing.player import FakeWorker, matches
 from trainwire_protocol.events import EVENT_TYPES, type_name
 
 CASES = Path(__file__).parents[3] / "clients" / "cases"

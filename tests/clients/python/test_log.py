@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import trainwire_client as tw
 from trainwire_client.log import METRICS, Tail, Timeline, read_range
 from trainwire_client.testing import LINES
-from trainwire_client.testing.fake_worker import FakeWorker
+from trainwire_client.testing.player import FakeWorker
 from trainwire_protocol.rundir import MANIFEST_NAME, Manifest, file_sha256
 
 

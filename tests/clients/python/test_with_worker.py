@@ -81,8 +81,7 @@ def test_a_config_file_s_relative_paths_start_at_the_file(begin: Callable[..., t
 
 
 def test_a_run_is_steered_by_every_command(begin: Callable[..., tw.Run], tmp_path: Path) -> None:
-    script = {"valid_examples": 4, "acts": [{"do": "await_order", "at": "update", "step": 3}]}
-    with begin(script, max_steps=FOR_EVER) as run:
+    with begin({"valid_examples": 4}, max_steps=FOR_EVER) as run:
         paused = run.pause()
         assert paused.changed
         assert not run.pause().changed
@@ -107,6 +106,19 @@ def test_a_run_is_steered_by_every_command(begin: Callable[..., tw.Run], tmp_pat
         assert (stopped.outcome, stopped.step) == ("stopped", paused.step + 2)
         assert stopped.checkpoint is not None
         assert run.wait(30).checkpoint == stopped.checkpoint
+
+
+def test_a_client_drives_the_loop_itself_by_counted_stretches(begin: Callable[..., tw.Run]) -> None:
+    with begin(max_steps=25) as run:
+        first = run.pause().step
+        stretches = []
+        for event in run:
+            if isinstance(event, Paused):
+                stretches.append(event.step)
+                run.resume(steps=10)
+        assert run.wait().outcome == "completed"
+    assert stretches == [first, first + 10, first + 20][: len(stretches)]
+    assert len(stretches) >= 2
 
 
 def test_a_refused_command_names_its_code_and_the_run_goes_on(begin: Callable[..., tw.Run]) -> None:

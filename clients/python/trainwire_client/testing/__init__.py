@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
+FAKE_WORKER = Path(__file__).with_name("player.py")
 """The fake worker's program; it needs the standard library only."""
 LINES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("lines.json").read_text(encoding="utf-8"))
 """A complete sample line of every type of message; a script's lines are completed from it."""
 
-Action = Mapping[str, Any]
-Script = Sequence[Action] | Mapping[str, Any] | str | os.PathLike[str]
+Script = Sequence[Any] | Mapping[str, Any] | str | os.PathLike[str]
 
 
 def fake_worker(script: Script, *, folder: str | os.PathLike[str] | None = None) -> list[str]:
