@@ -113,6 +113,17 @@ class Engine:
         """Every report of a kind so far."""
         return [report for report in self.reports if isinstance(report, kind)]
 
+    def reported(self, kind: type) -> bool:
+        """Say whether a report of a kind has come."""
+        return bool(self.of(kind))
+
+    def listen(self, seconds: float) -> None:
+        """Take what it says for a while."""
+        deadline = time.monotonic() + seconds
+        while not self.at_end and (left := deadline - time.monotonic()) > 0:
+            if select.select([self._socket], [], [], left)[0]:
+                self._read(0)
+
     def printed(self) -> str:
         """What it wrote on stderr."""
         self._stderr.flush()

@@ -199,8 +199,8 @@ def test_an_order_that_fails_is_answered_and_the_run_goes_on(
     "text",
     [
         "[malloc] Unable to allocate 1073741824 bytes.",
-        "[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
-        "[metal::malloc] Attempting to allocate 90000000000 bytes which is greater than the maximum allowed buffer size",
+        "[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPU…OutOfMemory)",
+        "[metal::malloc] Attempting to allocate 90000000000 bytes, more than the maximum allowed buffer size",
         "cudaMallocAsync(&data, size, stream) failed: out of memory",
         "std::bad_alloc",
     ],
