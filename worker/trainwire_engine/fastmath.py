@@ -8,6 +8,8 @@ devices the functions here are MLX's own.
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 
 FUSED_FROM = 2**21
@@ -65,5 +67,5 @@ def logsumexp(scores: mx.array) -> mx.array:
     """log Σ e^x along the last axis of float32 scores, kept as an axis of length 1."""
     if not on_cpu():
         return mx.logsumexp(scores, axis=-1, keepdims=True)
-    value: mx.array = _logsumexp(scores)
+    value: Any = _logsumexp(scores)
     return value
