@@ -94,6 +94,13 @@ class MessageForm:
         text = self._try([{"role": "user", "content": "q"}], [tool])
         return text is not None and _WORD in text
 
+    @functools.cached_property
+    def writes_reasoning(self) -> bool:
+        """Whether a turn's reasoning reaches the text, in the last turn at least."""
+        reply = {"role": "assistant", "content": "a", "reasoning_content": _WORD, "thinking": _WORD}
+        text = self._try([{"role": "user", "content": "q"}, reply])
+        return text is not None and _WORD in text
+
     def _try(self, messages: list[Message], tools: list[Any] | None = None) -> str | None:
         try:
             return self._template.render(messages, tools)

@@ -49,6 +49,7 @@ class Tokenizer:
         eos_ids: Sequence[int] = (),
         folder: Path | None = None,
         now: datetime | None = None,
+        recipe: Mapping[str, Any] | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -57,6 +58,7 @@ class Tokenizer:
         backend.post_processor = None
         self.backend = backend
         self.folder = folder
+        self.recipe = recipe
         self.special_tokens = {name: text for name in _NAMED if (text := _token_text(settings.get(name)))}
         self.bos_id = self._id("bos_token")
         own_eos = self._id("eos_token")
@@ -100,7 +102,19 @@ class Tokenizer:
             eos_ids=_config_eos_ids(folder),
             folder=folder,
             now=now,
+            recipe={
+                "path": str(folder),
+                "chat_template": chat_template,
+                "chat_template_args": dict(chat_template_args or {}),
+                "now": now.isoformat() if now else None,
+            },
         )
+
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any]) -> Tokenizer:
+        """Make the tokenizer again that another process has: `recipe` is that one's."""
+        now = recipe["now"] and datetime.fromisoformat(recipe["now"])
+        return cls.from_folder(recipe["path"], recipe["chat_template"], recipe["chat_template_args"], now)
 
     def template_for(self, tools: Any) -> tuple[ChatTemplate, MessageForm]:
         """Give the template that a conversation with or without tools uses. Raises TemplateFailed without one."""

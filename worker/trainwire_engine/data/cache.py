@@ -16,6 +16,9 @@ from pathlib import Path
 from trainwire_engine.data.options import Options
 from trainwire_engine.data.store import Store
 
+_SETTLED_NS = 2 * 10**9
+_UNUSED_SECONDS = 60 * 24 * 3600
+
 VERSION = 1
 """Raise it with every change that makes other tokens of the same rows, or stores them otherwise."""
 
@@ -26,29 +29,50 @@ def content_key(contents: Sequence[str], tokenizer_digest: str, options: Options
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """Hash a file's content."""
+def file_digest(path: Path, folder: Path) -> str:
+    """Hash a file's content; a file that has not changed since is not read again.
+
+    `folder` keeps the hashes, each with the marks by which a change is seen: size, both times, and place on disk.
+    """
+    now = time.time_ns()
+    stat = path.stat()
+    marks = [str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
+    note = folder / "files" / hashlib.blake2b(str(path).encode(), digest_size=16).hexdigest()
+    with contextlib.suppress(OSError, ValueError):
+        kept = json.loads(note.read_text(encoding="utf-8"))
+        if kept["marks"] == marks:
+            return str(kept["digest"])
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
+    # A file that was written a moment ago may change again without a mark of it.
+    if now - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED_NS:
+        with contextlib.suppress(OSError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            aside = note.with_suffix(f".{os.getpid()}")
+            aside.write_text(json.dumps({"marks": marks, "digest": digest}), encoding="utf-8")
+            aside.replace(note)
+    return digest
 
 
-def open_or_build(folder: Path, key: str, build: Callable[[Path], None], waiting: Callable[[], None]) -> Store:
+def open_or_build(
+    folder: Path, key: str, names: list[str], build: Callable[[Path], None], waiting: Callable[[], None]
+) -> Store:
     """Open the data of a key, or have `build` write it into a new folder that then takes its place.
 
     Of two processes that want the same data one builds, and the other waits for it; `waiting` is called meanwhile.
-    What a killed builder left behind is removed by the next one.
+    What a killed builder left behind is removed by the next one, and so is what nobody has used for a long time.
+    Raises OSError where the folder cannot be written.
     """
     place = folder / key
-    store = _opened(place)
+    store = _opened(place, names)
     if store is not None:
         return store
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder / f"{key}.lock", waiting):
-        store = _opened(place)
+        store = _opened(place, names)
         if store is not None:
             return store
-        for left in folder.glob(f"{key}.building-*"):
-            shutil.rmtree(left, ignore_errors=True)
+        _clean(folder, key)
         building = Path(tempfile.mkdtemp(prefix=f"{key}.building-", dir=folder))
         try:
             build(building)
@@ -58,16 +82,26 @@ def open_or_build(folder: Path, key: str, build: Callable[[Path], None], waiting
         except BaseException:
             shutil.rmtree(building, ignore_errors=True)
             raise
-    return Store(place)
+    return Store(place, names)
 
 
-def _opened(place: Path) -> Store | None:
+def _opened(place: Path, names: list[str]) -> Store | None:
     try:
-        store = Store(place)
+        store = Store(place, names)
         os.utime(place)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return store
+
+
+def _clean(folder: Path, key: str) -> None:
+    """Remove half-made data: of this key, which is locked, at once; and all data that was not used for long."""
+    now = time.time()
+    for path in folder.iterdir():
+        half = path.name.startswith(f"{key}.building-")
+        with contextlib.suppress(OSError):
+            if path.is_dir() and path.name != "files" and (half or now - path.stat().st_mtime > _UNUSED_SECONDS):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -82,4 +116,3 @@ def _lock(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
                 waiting()
                 time.sleep(0.2)
         yield
-        path.unlink(missing_ok=True)

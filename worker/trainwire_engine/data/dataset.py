@@ -12,7 +12,8 @@ class Dataset:
     """Tokenized examples with their masks.
 
     `lengths` and `trained` are int32, one entry an example: its tokens and its trained tokens. `digest` changes
-    with any token, mask or the order of the examples. Its memory is that of the operating system's page cache.
+    with any token, mask or the order of the examples. `train_on` is what was trained of all rows; None if they differ,
+    or say it themselves. Its memory is that of the operating system's page cache.
     """
 
     def __init__(self, store: Store) -> None:
@@ -21,6 +22,8 @@ class Dataset:
         self.trained: np.ndarray = np.ascontiguousarray(store.rows["trained"])
         self._ends = np.cumsum(self.lengths, dtype=np.int64)
         self.digest: str = store.digest
+        used = store.train_on
+        self.train_on: str | None = used[0] if len(used) == 1 and used != ["labels"] else None
         self.report: DataReport = store.report
 
     def __len__(self) -> int:

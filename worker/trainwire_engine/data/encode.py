@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from trainwire_engine.data.checks import RowError, row_invalid
 from trainwire_engine.data.files import RawRow
 from trainwire_engine.data.options import Options
 from trainwire_engine.data.parse import parse_row
 from trainwire_engine.data.render import Rendered, Renderer, RowDropped
-from trainwire_engine.data.rows import RowError, Shape, Tokens
+from trainwire_engine.data.rows import Shape, Tokens
 from trainwire_engine.data.words import WordEncoder
 from trainwire_engine.tokenizer import Tokenizer
-from trainwire_protocol.errors import DatasetInvalid
 
 TRAINED = np.int32(-(2**31))
 """Set in a stored token that is a trained target: the sign bit. Token ids stay below 2^31."""
@@ -30,9 +30,10 @@ class Encoded:
     lengths: list[int] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     rows_read: int = 0
-    truncated: int = 0
+    truncated: list[int] = field(default_factory=list)
     dropped: dict[str, list[int]] = field(default_factory=dict)
     notices: set[str] = field(default_factory=set)
+    train_on: set[str] = field(default_factory=set)
 
     def drop(self, reason: str, line: int) -> None:
         """Leave a row out."""
@@ -50,7 +51,7 @@ class Encoder:
 
     def __call__(self, path: str, shape: Shape, rows: Sequence[RawRow]) -> Encoded:
         """Encode rows of one file. Raises DatasetInvalid at the first row that cannot be used."""
-        result = Encoded(rows_read=len(rows), notices=self._render.notices)
+        result = Encoded(rows_read=len(rows), notices=self._render.notices, train_on=self._render.used)
         rendered: list[tuple[int, Rendered | Tokens]] = []
         for row in rows:
             try:
@@ -62,10 +63,7 @@ class Encoder:
         encoded = iter(self._encode([item for _, item in rendered if isinstance(item, Rendered)]))
         for line, item in rendered:
             if isinstance(item, Tokens):
-                ids = np.array(item.ids, np.int64)
-                if len(ids) and ids.max() >= 2**31:
-                    raise row_invalid(path, line, RowError("input_ids", f"{ids.max()} is no token id"))
-                tokens, trained = ids.astype(np.int32), np.array(item.labels, np.int64) != -100
+                tokens, trained = np.array(item.ids, np.int32), np.array(item.labels, np.int32) != -100
             else:
                 tokens, trained = self._with_ends(item, *next(encoded))
             self._add(result, path, line, tokens, trained)
@@ -113,7 +111,7 @@ class Encoder:
                 raise row_invalid(path, line, RowError("row", reason, hint))
             kept = slice(limit) if overlong == "truncate" else slice(-limit, None)
             tokens, trained = tokens[kept], trained[kept].copy()
-            result.truncated += 1
+            result.truncated.append(line)
         trained[:1] = False  # nothing comes before the first token that could predict it
         if not trained.any():
             return result.drop("no_trained_tokens", line)
@@ -141,15 +139,3 @@ def first_token(encoding: Any, position: int) -> int:
         return bisect.bisect_left(encoding.offsets, (position,))
     start, _ = encoding.token_to_chars(index)
     return int(index) if start >= position else int(index) + 1
-
-
-def row_invalid(path: str, line: int, error: RowError) -> DatasetInvalid:
-    """Say where a row stands that cannot be used, and why."""
-    return DatasetInvalid(
-        f"{path}:{line}: {error.field}: {error.reason}.",
-        hint=error.hint,
-        path=path,
-        line=line,
-        field=error.field,
-        reason=error.reason,
-    )

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+import errno
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainwire_engine.data.build import Report, build
 from trainwire_engine.data.cache import content_key, file_digest, open_or_build
 from trainwire_engine.data.dataset import Dataset
-from trainwire_engine.data.encode import Encoder, row_invalid
-from trainwire_engine.data.files import RawRow, RowFile
 from trainwire_engine.data.options import Options
-from trainwire_engine.data.parse import parse_row
 from trainwire_engine.data.report import DataReport
-from trainwire_engine.data.rows import RowError, Shape, shape_of
-from trainwire_engine.data.sources import Split, train_files, valid_files
+from trainwire_engine.data.sources import Place, Split, opened, train_places, valid_places
 from trainwire_engine.data.store import Store, StoreWriter
+from trainwire_engine.data.tables import HubRows
 from trainwire_engine.tokenizer import Tokenizer
 from trainwire_protocol.config import Config
-from trainwire_protocol.errors import DatasetInvalid
+from trainwire_protocol.errors import DatasetInvalid, DiskFull
 from trainwire_protocol.folders import user_cache
-
-Report = Callable[[str, int, int, str], None]
-"""Called with title, done, total and unit while a longer work goes on; at its end with done = total."""
-
-_CHUNK_ROWS = 1000
-_CHUNK_BYTES = 2 << 20
-_REPORT_SECONDS = 0.2
 
 _NOTICES = {
     "tools_not_in_template": "The chat template does not write the tools of a row: the model never sees them.",
+    "reasoning_not_in_template": "The chat template does not write the reasoning of a turn: it is not trained.",
+    "no_end_mark": "The tokenizer has no end mark: the model does not learn where a text ends.",
 }
 
 
@@ -56,8 +50,8 @@ def load_dataset(
     model's number of words. Raises DatasetInvalid, whose details name path, line, field and reason of a bad row.
     """
     notices = [] if notices is None else notices
-    files = train_files(config.data) if split == "train" else valid_files(config.data, config.valid_data)
-    if split == "valid" and not files:
+    places = train_places(config.data) if split == "train" else valid_places(config.data, config.valid_data)
+    if split == "valid" and not places:
         why = "There is no validation data" if config.valid_data is None else f"{config.valid_data} does not exist"
         notices.append(Notice("no_validation", f"{why}: evaluation is off."))
         return None
@@ -68,12 +62,20 @@ def load_dataset(
         config.max_train_samples if split == "train" else 0,
     )
     title = "Tokenizing the training data" if split == "train" else "Tokenizing the validation data"
-    store = _stored(Path(config.cache_dir or user_cache()), tokenizer, options, files, title, report)
+    work = _Work(Path(config.cache_dir or user_cache()) / "tokens", tokenizer, options, places, title, report)
+    try:
+        store = work.cached()
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "Make room, or set cache_dir to a folder on another disk."
+            raise DiskFull(f"No space is left for tokenized data in {work.folder}.", hint=hint) from None
+        notices.append(Notice("no_cache", f"Tokenized data cannot be kept: {error}. The next start tokenizes again."))
+        store = work.uncached()
     _check_vocabulary(store, vocab_size)
     dataset = Dataset(store)
     notices.extend(Notice(code, _NOTICES[code]) for code in store.notices)
     if not len(dataset):
-        problem = _nothing_left(files, store.report)
+        problem = _nothing_left(store)
         if split == "train":
             raise problem
         notices.append(Notice("no_validation", f"{problem.message} Evaluation is off."))
@@ -81,63 +83,50 @@ def load_dataset(
     return dataset
 
 
-def _stored(
-    cache: Path, tokenizer: Tokenizer, options: Options, files: list[Path], title: str, report: Report
-) -> Store:
-    key = content_key([file_digest(file) for file in files], tokenizer.digest, options)
+@dataclass
+class _Work:
+    """What is to be tokenized, and where it is kept."""
 
-    def build(folder: Path) -> None:
-        writer = StoreWriter(folder, [str(file) for file in files])
+    folder: Path
+    tokenizer: Tokenizer
+    options: Options
+    places: list[Place]
+    title: str
+    report: Report
+
+    def cached(self) -> Store:
+        """Take the tokens from the cache, or make them and put them there. Raises OSError if that is impossible."""
+        contents = [
+            place.content if isinstance(place, HubRows) else file_digest(place, self.folder) for place in self.places
+        ]
+        key = content_key(contents, self.tokenizer.digest, self.options)
+        return open_or_build(self.folder, key, self._names(), self._build, self._waiting)
+
+    def uncached(self) -> Store:
+        """Make the tokens in a folder that is gone with the process."""
+        folder = Path(tempfile.mkdtemp(prefix="trainwire-tokens-"))
         try:
-            _build(writer, tokenizer, options, files, title, report)
+            self._build(folder)
+            return Store(folder, self._names())
+        finally:
+            # What is mapped stays.
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _names(self) -> list[str]:
+        return [place.name if isinstance(place, HubRows) else str(place) for place in self.places]
+
+    def _build(self, folder: Path) -> None:
+        writer = StoreWriter(folder, self._names())
+        try:
+            sources = [opened(place) for place in self.places]
+            build(writer, sources, self.tokenizer, self.options, self.title, self.report)
         except BaseException:
             writer.abandon()
             raise
         writer.close()
 
-    return open_or_build(cache / "tokens", key, build, lambda: report(f"{title}, in another process", 0, 1, "builds"))
-
-
-def _build(
-    writer: StoreWriter, tokenizer: Tokenizer, options: Options, files: list[Path], title: str, report: Report
-) -> None:
-    encoder = Encoder(tokenizer, options)
-    opened = [RowFile(file) for file in files]
-    total = sum(file.size for file in opened)
-    before, last = 0, 0.0
-    report(title, 0, total, "bytes")
-    for source, file in enumerate(opened):
-        for shape, rows in _chunks(file):
-            writer.add(source, encoder(str(file.path), shape, rows), options.limit)
-            if options.limit and writer.report.rows_used >= options.limit:
-                report(title, total, total, "bytes")
-                return
-            now = time.monotonic()
-            if now - last > _REPORT_SECONDS:
-                last = now
-                report(title, min(before + file.position, total - 1), total, "bytes")
-        before += file.size
-    report(title, total, total, "bytes")
-
-
-def _chunks(file: RowFile) -> Iterator[tuple[Shape, list[RawRow]]]:
-    """Cut a file's rows into chunks of bounded size; the first row says which shape all have."""
-    shape: Shape | None = None
-    chunk: list[RawRow] = []
-    size = 0
-    for row in file.rows():
-        if shape is None and row.data is not None:
-            try:
-                shape = shape_of(parse_row(row.data))
-            except RowError as error:
-                raise row_invalid(str(file.path), row.line, error) from None
-        chunk.append(row)
-        size += len(row.data or b"")
-        if shape is not None and (len(chunk) >= _CHUNK_ROWS or size >= _CHUNK_BYTES):
-            yield shape, chunk
-            chunk, size = [], 0
-    if chunk and shape is not None:
-        yield shape, chunk
+    def _waiting(self) -> None:
+        self.report(f"{self.title} in another process", 0, 1, "builds")
 
 
 def _check_vocabulary(store: Store, vocab_size: int) -> None:
@@ -153,15 +142,16 @@ def _check_vocabulary(store: Store, vocab_size: int) -> None:
         )
 
 
-def _nothing_left(files: list[Path], report: DataReport) -> DatasetInvalid:
-    names = ", ".join(str(file) for file in files)
+def _nothing_left(store: Store) -> DatasetInvalid:
+    report: DataReport = store.report
+    names, first = ", ".join(store.sources), store.sources[0]
     if not report.rows_read:
-        return DatasetInvalid(f"{names} has no rows.", hint="Give a file with at least one row.", path=str(files[0]))
+        return DatasetInvalid(f"{names} has no rows.", hint="Give a file with at least one row.", path=first)
     reasons = ", ".join(f"{entry.count} {reason}" for reason, entry in report.rows_dropped.items())
     return DatasetInvalid(
         f"Of the {report.rows_read} rows of {names} none can be trained on: {reasons}.",
         hint=_WHAT_TO_DO.get(max(report.rows_dropped, key=lambda reason: report.rows_dropped[reason].count)),
-        path=str(files[0]),
+        path=first,
         rows_dropped=report.as_dict()["rows_dropped"],
     )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trainwire_engine.data.checks import RowError
 from trainwire_engine.data.conversations import Conversations
-from trainwire_engine.data.rows import Chat, RowError, Text, Tokens
+from trainwire_engine.data.rows import Chat, Text, Tokens
 from trainwire_engine.data.turns import TurnNotFound
 from trainwire_engine.messages import MessageForm
 from trainwire_engine.template import ChatTemplate, Message, Span, TemplateFailed
@@ -39,17 +40,25 @@ class _Templated:
 
 @dataclass
 class Renderer:
-    """Renders rows under one tokenizer and one `train_on`; None stands for the default of each kind of row."""
+    """Renders rows under one tokenizer and one `train_on`; None stands for the default of each kind of row.
+
+    `used` collects what was trained: the values of `train_on`, and `labels` of rows that say it themselves.
+    `notices` are words for what a person should know.
+    """
 
     tokenizer: Tokenizer
     train_on: str | None
     notices: set[str] = field(default_factory=set)
+    used: set[str] = field(default_factory=set)
     _templates: dict[int, _Templated] = field(default_factory=dict)
 
     def __call__(self, example: Chat | Text | Tokens) -> Rendered | Tokens:
         """Render one example. Raises RowError or RowDropped."""
         if isinstance(example, Tokens):
+            self.used.add("labels")
             return example
+        plain = isinstance(example, Text) and example.completion_at is None
+        self.used.add(self.train_on or ("all" if plain else "assistant"))
         if isinstance(example, Text):
             return self._text(example)
         return self._chat(example)
@@ -66,6 +75,8 @@ class Renderer:
             )
         if not example.text[start:].strip():
             raise RowDropped("empty")
+        if self.tokenizer.eos_id is None:
+            self.notices.add("no_end_mark")
         return Rendered(example.text, [(start, len(example.text))], ends=True)
 
     def _chat(self, chat: Chat) -> Rendered:
@@ -78,6 +89,8 @@ class Renderer:
                 raise RowDropped("tool_calls_not_in_template")
             if chat.tools and not kit.form.writes_tools:
                 self.notices.add("tools_not_in_template")
+            if any("reasoning_content" in message for message in messages) and not kit.form.writes_reasoning:
+                self.notices.add("reasoning_not_in_template")
             return self._render(kit, messages, chat)
         except TemplateFailed as error:
             where = f" (line {error.line} of the template)" if error.line else ""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainwire_engine.data.checks import RowError, check_message, integers, kind_of, text_of, typed
+
 Row = Mapping[str, Any]
 Message = dict[str, Any]
 
@@ -25,16 +27,6 @@ _SPEAKERS = {
     "function_response": "tool",
     "function_call": "function_call",
 }
-
-
-class RowError(Exception):
-    """A row that cannot be used: the field, the reason, and what to do about it."""
-
-    def __init__(self, field: str, reason: str, hint: str | None = None) -> None:
-        super().__init__(f"{field}: {reason}")
-        self.field = field
-        self.reason = reason
-        self.hint = hint
 
 
 @dataclass
@@ -82,17 +74,17 @@ def _messages(row: Row, templated: bool) -> Chat:
 
 
 def _conversations(row: Row, templated: bool) -> Chat:
-    turns = _typed(row["conversations"], list, "conversations")
+    turns = typed(row["conversations"], list, "conversations")
     if any(isinstance(turn, dict) and "from" not in turn and "role" in turn for turn in turns):
         return _chat(turns, "conversations", row)
     messages: list[Message] = []
     for index, turn in enumerate(turns):
         where = f"conversations[{index}]"
-        speaker = _text(_typed(turn, dict, where), "from", where)
+        speaker = text_of(typed(turn, dict, where), "from", where)
         role = _SPEAKERS.get(speaker)
         if role is None:
             raise RowError(f"{where}.from", f"{speaker!r} is no known speaker", f"Known: {', '.join(_SPEAKERS)}.")
-        value = _text(turn, "value", where)
+        value = text_of(turn, "value", where)
         kept = {key: turn[key] for key in ("train", "weight") if key in turn}
         if role == "function_call":
             messages.append({"role": "assistant", "tool_calls": _parsed_calls(value, f"{where}.value"), **kept})
@@ -100,7 +92,7 @@ def _conversations(row: Row, templated: bool) -> Chat:
             messages.append({"role": role, "content": value, **kept})
     system = row.get("system")
     if system and not (messages and messages[0]["role"] == "system"):
-        messages.insert(0, {"role": "system", "content": _text(row, "system", "")})
+        messages.insert(0, {"role": "system", "content": text_of(row, "system", "")})
     return _chat(messages, "conversations", row)
 
 
@@ -121,7 +113,7 @@ def _prompt_completion(row: Row, templated: bool) -> Example:
         chat = _chat(before + after, "messages", row)
         chat.train[: len(before)] = [False] * len(before)
         return chat
-    prompt, completion = _text(row, "prompt", ""), _text(row, "completion", "")
+    prompt, completion = text_of(row, "prompt", ""), text_of(row, "completion", "")
     if not templated:
         return Text(prompt + completion, len(prompt))
     pair = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
@@ -131,16 +123,16 @@ def _prompt_completion(row: Row, templated: bool) -> Example:
 def _as_messages(value: Any, where: str, role: str) -> list[Any]:
     if isinstance(value, str):
         return [{"role": role, "content": value}]
-    messages: list[Any] = _typed(value, list, where)
+    messages: list[Any] = typed(value, list, where)
     return messages
 
 
 def _instruction(row: Row, templated: bool) -> Chat:
-    prompt, output = _text(row, "instruction", ""), _text(row, "output", "")
+    prompt, output = text_of(row, "instruction", ""), text_of(row, "output", "")
     if row.get("input"):
-        prompt = f"{prompt}\n\n{_text(row, 'input', '')}" if prompt else _text(row, "input", "")
-    messages = [{"role": "system", "content": _text(row, "system", "")}] if row.get("system") else []
-    for index, pair in enumerate(_typed(row.get("history") or [], list, "history")):
+        prompt = f"{prompt}\n\n{text_of(row, 'input', '')}" if prompt else text_of(row, "input", "")
+    messages = [{"role": "system", "content": text_of(row, "system", "")}] if row.get("system") else []
+    for index, pair in enumerate(typed(row.get("history") or [], list, "history")):
         where = f"history[{index}]"
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):
             raise RowError(where, "an entry is a pair of texts: what was asked and what was answered")
@@ -150,11 +142,11 @@ def _instruction(row: Row, templated: bool) -> Chat:
 
 
 def _input_ids(row: Row, templated: bool) -> Tokens:
-    ids = _integers(row["input_ids"], "input_ids")
-    labels = _integers(row["labels"], "labels")
+    ids = integers(row["input_ids"], "input_ids")
+    labels = integers(row["labels"], "labels")
     if len(ids) != len(labels):
         raise RowError("labels", f"it has {len(labels)} entries, input_ids has {len(ids)}")
-    if any(value == 0 for value in _integers(row.get("attention_mask") or [], "attention_mask")):
+    if any(value == 0 for value in integers(row.get("attention_mask") or [], "attention_mask")):
         raise RowError("attention_mask", "it has zeros", "Leave padding out of the rows.")
     for index, (token, label) in enumerate(zip(ids, labels)):
         if label not in (-100, token):
@@ -163,13 +155,13 @@ def _input_ids(row: Row, templated: bool) -> Tokens:
                 f"it is {label}, but input_ids[{index}] is {token}",
                 "A label is the token at its own place, or -100 where the token is not trained.",
             )
-        if token < 0:
+        if not 0 <= token < 2**31:
             raise RowError(f"input_ids[{index}]", f"{token} is no token id")
     return Tokens(ids, labels)
 
 
 def _plain_text(row: Row, templated: bool) -> Text:
-    return Text(_text(row, "text", ""))
+    return Text(text_of(row, "text", ""))
 
 
 @dataclass(frozen=True)
@@ -191,7 +183,7 @@ class Shape:
 
 
 def _no_object(row: Any) -> RowError:
-    return RowError("row", f"it is {_kind(row)}, not an object", 'A row is an object such as {"messages": […]}.')
+    return RowError("row", f"it is {kind_of(row)}, not an object", 'A row is an object such as {"messages": […]}.')
 
 
 _ONE_SHAPE = "All rows of one file have the same shape; other shapes go into other files."
@@ -208,8 +200,8 @@ SHAPES = (
 
 
 def _chat(messages: Any, where: str, row: Row) -> Chat:
-    checked = _typed(messages, list, where)
-    train = [_check_message(message, f"{where}[{index}]") for index, message in enumerate(checked)]
+    checked = typed(messages, list, where)
+    train = [check_message(message, f"{where}[{index}]") for index, message in enumerate(checked)]
     tools = row.get("tools")
     if isinstance(tools, str):
         try:
@@ -217,94 +209,7 @@ def _chat(messages: Any, where: str, row: Row) -> Chat:
         except ValueError:
             raise RowError("tools", "it is a text that is not JSON") from None
     if tools is not None:
-        tools = _typed(tools, list, "tools")
+        tools = typed(tools, list, "tools")
         for index, tool in enumerate(tools):
-            _typed(tool, dict, f"tools[{index}]")
+            typed(tool, dict, f"tools[{index}]")
     return Chat(checked, tools or None, train)
-
-
-def _check_message(message: Any, where: str) -> bool:
-    if type(message) is dict and len(message) == 2 and type(message.get("content")) is str:
-        _text(message, "role", where)
-        return True
-    role = _text(_typed(message, dict, where), "role", where)
-    content = message.get("content")
-    if isinstance(content, list):
-        for index, part in enumerate(content):
-            _check_part(part, f"{where}.content[{index}]")
-    elif content is not None and not isinstance(content, str):
-        raise RowError(f"{where}.content", f"it is {_kind(content)}, not text")
-    for index, call in enumerate(_typed(message.get("tool_calls") or [], list, f"{where}.tool_calls")):
-        _check_call(call, f"{where}.tool_calls[{index}]")
-    for key in ("reasoning_content", "thinking", "reasoning"):
-        if message.get(key) is not None:
-            _text(message, key, where)
-    train = message.get("train", True)
-    if not isinstance(train, bool):
-        raise RowError(f"{where}.train", f"it is {_kind(train)}, not true or false")
-    weight = message.get("weight", 1)
-    if weight not in (0, 1, None):
-        raise RowError(f"{where}.weight", f"it is {weight!r}; a turn is trained (1) or not (0)")
-    if role != "assistant" and message.get("train") is True:
-        raise RowError(f"{where}.train", f"a {role} turn is not trained by itself", "Use train_on = all for that.")
-    return train and weight != 0
-
-
-def _check_part(part: Any, where: str) -> None:
-    if isinstance(part, str):
-        return
-    kind = _text(_typed(part, dict, where), "type", where)
-    if kind != "text":
-        raise RowError(f"{where}.type", f"a part of type {kind!r} cannot be trained", "Only text parts are read.")
-    _text(part, "text", where)
-
-
-def _check_call(call: Any, where: str) -> None:
-    function = _typed(call, dict, where).get("function", call)
-    at = f"{where}.function" if "function" in call else where
-    _text(_typed(function, dict, at), "name", at)
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else None
-        except ValueError:
-            hint = "Arguments are an object, or the JSON text of one."
-            raise RowError(f"{at}.arguments", "it is a text that is not JSON", hint) from None
-    if arguments is not None and not isinstance(arguments, dict):
-        raise RowError(f"{at}.arguments", f"it is {_kind(arguments)}, not an object")
-
-
-def _text(holder: Mapping[str, Any], key: str, where: str) -> str:
-    path = f"{where}.{key}" if where else key
-    if key not in holder:
-        raise RowError(path, "it is missing")
-    value = holder[key]
-    if not isinstance(value, str):
-        raise RowError(path, f"it is {_kind(value)}, not text")
-    return value
-
-
-def _integers(value: Any, where: str) -> list[int]:
-    for index, entry in enumerate(_typed(value, list, where)):
-        if type(entry) is not int:
-            raise RowError(f"{where}[{index}]", f"it is {_kind(entry)}, not an integer")
-    return value  # type: ignore[no-any-return]
-
-
-def _typed(value: Any, kind: type, where: str) -> Any:
-    if not isinstance(value, kind):
-        wanted = "a list" if kind is list else "an object"
-        raise RowError(where, f"it is {_kind(value)}, not {wanted}")
-    return value
-
-
-def _kind(value: Any) -> str:
-    names = {
-        str: "a text",
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        list: "a list",
-        dict: "an object",
-    }
-    return "null" if value is None else names.get(type(value), type(value).__name__)

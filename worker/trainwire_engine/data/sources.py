@@ -1,4 +1,4 @@
-"""Finds the files of a split: a file, a list of files, or a folder with `train` and `valid` files."""
+"""Finds what a split is read from: a file, a list of files, a folder with `train` and `valid` files, or the Hub."""
 
 from __future__ import annotations
 
@@ -7,59 +7,80 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from trainwire_engine.data.files import SUFFIXES
+from trainwire_engine.data.files import RowFile
+from trainwire_engine.data.tables import HubRows, ParquetRows, hub_splits
 from trainwire_protocol.errors import DatasetInvalid
 
 Split = Literal["train", "valid"]
+Place = Path | HubRows
+"""A data file, or a split of a Hub data set."""
+
+SUFFIXES = (".jsonl.gz", ".json.gz", ".jsonl", ".json", ".parquet")
 
 _NAMES: dict[Split, tuple[str, ...]] = {"train": ("train",), "valid": ("valid", "validation")}
 _SHARD = r"(-\d+(-of-\d+)?)?"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
-def train_files(data: str | Sequence[str]) -> list[Path]:
-    """The files to train on. Raises DatasetInvalid if one is missing or of an unknown kind."""
-    files: list[Path] = []
+def train_places(data: str | Sequence[str]) -> list[Place]:
+    """What to train on. Raises DatasetInvalid if something is missing or of an unknown kind."""
+    places: list[Place] = []
     for entry in [data] if isinstance(data, str) else data:
-        path = Path(entry)
-        if not path.is_dir():
-            files.append(_checked(path))
-            continue
-        found = _in_folder(path, "train")
+        found = _in(entry, "train")
         if not found:
             raise DatasetInvalid(
-                f"{path} has no file named train with one of the endings {', '.join(SUFFIXES)}.",
+                f"{entry} has no training data: no file train with one of the endings {', '.join(SUFFIXES)}.",
                 hint="Name the training file train.jsonl, or give the file itself as data.",
-                path=str(path),
+                path=entry,
             )
-        files += found
-    if not files:
+        places += found
+    if not places:
         raise DatasetInvalid("data names no file.", hint='Write for instance data = "train.jsonl".')
-    return files
+    return places
 
 
-def valid_files(data: str | Sequence[str], valid_data: str | Sequence[str] | None) -> list[Path]:
-    """The files to evaluate on; none where there are none."""
+def valid_places(data: str | Sequence[str], valid_data: str | Sequence[str] | None) -> list[Place]:
+    """What to evaluate on; nothing where there is nothing."""
     if valid_data is None:
         entries = [data] if isinstance(data, str) else data
-        return [file for entry in entries if Path(entry).is_dir() for file in _in_folder(Path(entry), "valid")]
-    files: list[Path] = []
-    for entry in [valid_data] if isinstance(valid_data, str) else valid_data:
-        path = Path(entry)
-        if path.is_dir():
-            files += _in_folder(path, "valid")
-        elif path.exists():
-            files.append(_checked(path))
-    return files
+        return [place for entry in entries if _holds_splits(entry) for place in _in(entry, "valid")]
+    entries = [valid_data] if isinstance(valid_data, str) else valid_data
+    return [place for entry in entries if Path(entry).exists() or _is_hub(entry) for place in _in(entry, "valid")]
+
+
+def opened(place: Place) -> RowFile | ParquetRows | HubRows:
+    """Make a place ready to be read."""
+    if isinstance(place, HubRows):
+        return place
+    return ParquetRows(place) if place.suffix == ".parquet" else RowFile(place)
+
+
+def _holds_splits(entry: str) -> bool:
+    return Path(entry).is_dir() or _is_hub(entry)
+
+
+def _is_hub(entry: str) -> bool:
+    return not Path(entry).exists() and bool(_HUB_ID.fullmatch(entry)) and _stem(Path(entry)) is None
+
+
+def _in(entry: str, split: Split) -> list[Place]:
+    path = Path(entry)
+    if path.is_dir():
+        return list(_in_folder(path, split))
+    if _is_hub(entry):
+        splits = hub_splits(entry)
+        rows: list[Place] = [HubRows(f"{entry}[{name}]", splits[name]) for name in _NAMES[split] if name in splits]
+        return rows[:1]
+    return [_checked(path)]
 
 
 def _in_folder(folder: Path, split: Split) -> list[Path]:
     for name in _NAMES[split]:
         pattern = re.compile(re.escape(name) + _SHARD)
         files = [f for f in sorted(folder.iterdir()) if (stem := _stem(f)) is not None and pattern.fullmatch(stem)]
-        if len({f.name.removeprefix(_stem(f) or "") for f in files}) > 1 or len({_stem(f) for f in files}) < len(files):
-            names = ", ".join(f.name for f in files)
+        if len({f.name.removeprefix(_stem(f) or "") for f in files}) > 1:
             raise DatasetInvalid(
-                f"{folder} has several files for {split}: {names}.",
+                f"{folder} has several files for {split}: {', '.join(f.name for f in files)}.",
                 hint="Keep one of them, or list the files in the config.",
                 path=str(folder),
             )
@@ -70,7 +91,7 @@ def _in_folder(folder: Path, split: Split) -> list[Path]:
 
 def _stem(path: Path) -> str | None:
     """A data file's name without its ending; None for other files."""
-    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+    for suffix in SUFFIXES:
         if path.name.endswith(suffix):
             return path.name.removesuffix(suffix)
     return None
@@ -78,15 +99,11 @@ def _stem(path: Path) -> str | None:
 
 def _checked(path: Path) -> Path:
     if not path.exists():
-        raise DatasetInvalid(
-            f"There is no data file {path}.",
-            hint="Check the path; it is taken relative to the config file.",
-            path=str(path),
-        )
+        hint = "Check the path; it is taken relative to the config file."
+        raise DatasetInvalid(f"There is no data file {path}.", hint=hint, path=str(path))
     if not path.is_file():
-        raise DatasetInvalid(f"{path} is no file that can be read as rows.", path=str(path))
+        raise DatasetInvalid(f"{path} is no file that rows can be read from.", path=str(path))
     if _stem(path) is None:
-        raise DatasetInvalid(
-            f"{path} has an ending that is not known.", hint=f"Known are {', '.join(SUFFIXES)}.", path=str(path)
-        )
+        hint = f"Known are {', '.join(SUFFIXES)}."
+        raise DatasetInvalid(f"{path} has an ending that is not known.", hint=hint, path=str(path))
     return path

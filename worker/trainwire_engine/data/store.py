@@ -25,6 +25,7 @@ class StoreWriter:
         self.folder = folder
         self.report = DataReport()
         self.notices: set[str] = set()
+        self.train_on: set[str] = set()
         self._sources = sources
         self._digest = hashlib.blake2b(digest_size=16)
         self._lengths: dict[str, int] = {}
@@ -36,16 +37,21 @@ class StoreWriter:
         """Append the used rows of a chunk, of which at most `limit` in all are kept if it is above 0."""
         report, path = self.report, self._sources[source]
         count = len(encoded.lengths)
-        if limit:
-            count = min(count, limit - report.rows_used)
-        report.rows_read += encoded.rows_read
-        report.rows_truncated += encoded.truncated
+        last = None
+        if limit and report.rows_used + count > limit:
+            count = limit - report.rows_used
+            last = encoded.lines[count - 1]
+        dropped = {r: [n for n in lines if last is None or n <= last] for r, lines in encoded.dropped.items()}
+        report.rows_read += encoded.rows_read if last is None else count + sum(map(len, dropped.values()))
+        report.rows_truncated += sum(last is None or line <= last for line in encoded.truncated)
         self.notices |= encoded.notices
-        for reason, lines in encoded.dropped.items():
-            report.drop(reason, (f"{path}:{line}" for line in lines))
+        self.train_on |= encoded.train_on
+        for reason, lines in dropped.items():
+            if lines:
+                report.drop(reason, (f"{path}:{line}" for line in lines))
         if not count:
             return
-        tokens = np.concatenate(encoded.tokens[:count])
+        tokens = np.concatenate(encoded.tokens)[: sum(encoded.lengths[:count])]
         rows = np.zeros(count, ROW)
         rows["line"], rows["length"], rows["source"] = encoded.lines[:count], encoded.lengths[:count], source
         rows["trained"] = np.add.reduceat(tokens < 0, np.cumsum(rows["length"]) - rows["length"], dtype=np.int32)
@@ -71,6 +77,7 @@ class StoreWriter:
             "sources": self._sources,
             "report": self.report.as_dict(),
             "notices": sorted(self.notices),
+            "train_on": sorted(self.train_on),
             "digest": self._digest.hexdigest(),
             "max_token": self._max_token,
         }
@@ -93,13 +100,17 @@ def _sync(file: Any) -> None:
 
 
 class Store:
-    """The tokenized rows of a folder. Raises OSError or ValueError where the folder is no whole store."""
+    """The tokenized rows of a folder. Raises OSError or ValueError where the folder is no whole store.
 
-    def __init__(self, folder: Path) -> None:
+    `sources` are today's names of what was read: the same content may have had other names when it was stored.
+    """
+
+    def __init__(self, folder: Path, sources: list[str]) -> None:
         meta = json.loads((folder / _META).read_text(encoding="utf-8"))
-        self.sources: list[str] = meta["sources"]
-        self.report = DataReport.from_dict(meta["report"])
+        self.sources = sources
+        self.report = DataReport.from_dict(_renamed(meta["report"], meta["sources"], sources))
         self.notices: list[str] = meta["notices"]
+        self.train_on: list[str] = meta["train_on"]
         self.digest: str = meta["digest"]
         self.max_token: tuple[int, int, int] = tuple(meta["max_token"])
         used, tokens = self.report.rows_used, self.report.tokens
@@ -108,3 +119,13 @@ class Store:
         empty = np.zeros(0, np.int32)
         self.tokens = np.memmap(folder / _TOKENS, np.int32, "r") if tokens else empty
         self.rows = np.memmap(folder / _ROWS, ROW, "r") if used else np.zeros(0, ROW)
+
+
+def _renamed(report: dict[str, Any], before: list[str], now: list[str]) -> dict[str, Any]:
+    """Put today's names into the places of a report."""
+    names = dict(zip(before, now))
+    for entry in report["rows_dropped"].values():
+        for index, place in enumerate(entry["lines"]):
+            name, _, line = place.rpartition(":")
+            entry["lines"][index] = f"{names.get(name, name)}:{line}"
+    return report

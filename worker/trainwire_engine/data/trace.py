@@ -154,7 +154,7 @@ class Traced(str):
     def __getitem__(self, place: Any) -> Traced:
         if not isinstance(place, int | slice):
             raise TypeError(f"a text has no {place!r}")
-        return self.recorder.ask(self.plain(), "__getitem__", (place,))  # type: ignore[no-any-return]
+        return self.recorder.ask(self.plain(), "__getitem__", (place,))
 
     def __iter__(self) -> Iterator[str]:
         # Templates ask whether a content is iterable; that alone is no question about it.

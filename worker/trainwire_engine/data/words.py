@@ -1,69 +1,24 @@
 """Encodes text word by word with a memory of words already seen, for tokenizers where that changes nothing.
 
-A text is cut only where no token can reach over the cut: next to an added token, before a space between two
-characters that are no spaces, and behind a newline. Whether that holds is read off the tokenizer: each alternative
-of its pre-tokenizer's pattern must be one of those below, none of which matches a space behind another character or
-goes on behind a newline (but with a slash); without a pattern, the vocabulary itself must have no such token.
-Everything else is left to the tokenizer, as every word is when it is seen for the first time.
+A text is cut only where no token reaches over the cut, as `cuts` finds out about the tokenizer. Every word that is
+seen for the first time is left to the tokenizer itself, and so is all text where no cut is certain.
 """
 
 from __future__ import annotations
 
 import array
 import bisect
-import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from trainwire_engine.data.cuts import CutRules, cut_rules
+
 _KEPT_WORDS = 250_000
 _LONGEST_KEPT = 64
-
-_NEWLINES_FIRST = r"\s*[\r\n]+"
-_ALTERNATIVES = {
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-    *(r"'s", r"'t", r"'re", r"'ve", r"'m", r"'ll", r"'d"),
-    r"[^\r\n\p{L}\p{N}]?\p{L}+",
-    r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
-    r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
-    "[一-龥\u3040-ゟ゠-ヿ]+",
-    r"\p{N}",
-    r"\p{N}{1,3}",
-    r" ?\p{L}+",
-    r" ?\p{N}+",
-    r" ?[^\s\p{L}\p{N}]+",
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-    r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
-    r" ?[\p{P}\p{S}]+[\r\n]*",
-    _NEWLINES_FIRST,
-    r"\s+(?!\S)",
-    r"\s+",
-}
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-
-@dataclass(frozen=True)
-class _Rules:
-    """Where a tokenizer's text may be cut.
-
-    `newline_runs`: also behind several newlines, not only behind a single one that follows no space.
-    `not_after`: characters behind which a space is no place to cut. `nfc`: the text has to be in this form.
-    """
-
-    newline_runs: bool
-    not_after: str = ""
-    nfc: bool = False
-
 
 # Units begin before a run of spaces, or behind newlines; where these meet, only if several newlines are no trouble.
 _UNITS_WITH_RUNS = r" *[^ \n]+\n*| *\n+| +"
@@ -79,7 +34,7 @@ _Plan = list[tuple[int, _Items]]
 class WordEncoder:
     """Encodes batches of texts exactly as `backend` does, several times faster where words repeat."""
 
-    def __init__(self, backend: Any, rules: _Rules) -> None:
+    def __init__(self, backend: Any, rules: CutRules) -> None:
         self._backend = backend
         self._rules = rules
         tokens = backend.get_added_tokens_decoder()
@@ -99,7 +54,7 @@ class WordEncoder:
         added = backend.get_added_tokens_decoder().values()
         if any(token.lstrip or token.rstrip or token.single_word or not token.content for token in added):
             return None
-        rules = _rules(backend)
+        rules = cut_rules(backend)
         return None if rules is None else cls(backend, rules)
 
     def __call__(self, texts: Sequence[str], places: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, list[int]]]:
@@ -277,79 +232,3 @@ def any_of(texts: Iterable[str]) -> str:
         return body + "?" if "" in node else body
 
     return written(tree)
-
-
-def _rules(backend: Any) -> _Rules | None:
-    model = backend.model
-    plain = model.dropout is None and not model.continuing_subword_prefix and not model.end_of_word_suffix
-    if type(model).__name__ != "BPE" or not plain or (model.unk_token and not model.byte_fallback):
-        return None
-    normalizer, splits = _state(backend.normalizer), _state(backend.pre_tokenizer)
-    if normalizer == {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
-        return _rules_of_vocabulary(backend.get_vocab()) if splits == _NO_SPLIT else None
-    if normalizer not in (None, {"type": "NFC"}, {"type": "Sequence", "normalizers": []}):
-        return None
-    alternatives = _alternatives_of(splits)
-    if alternatives is None or not all(a in _ALTERNATIVES for a in alternatives):
-        return None
-    rest = r"\s+(?!\S)"
-    runs = _NEWLINES_FIRST in alternatives and alternatives.index(_NEWLINES_FIRST) < alternatives.index(rest)
-    return _Rules(newline_runs=runs, nfc=normalizer == {"type": "NFC"})
-
-
-# There are no spaces any more when it comes to split.
-_NO_SPLIT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
-
-
-def _rules_of_vocabulary(vocabulary: Iterable[str]) -> _Rules | None:
-    """The rules of a tokenizer that merges over whole texts: no token may reach over a cut."""
-    not_after = {"▁"}  # it stands for a space when it is in the text itself
-    for token in vocabulary:
-        if re.search(r"\n[^\n▁]", token):
-            return None
-        not_after.update(re.findall(r"([^▁\s])(?=▁)", token))
-    return _Rules(newline_runs=True, not_after="".join(not_after)) if len(not_after) <= 8 else None
-
-
-def _alternatives_of(pre_tokenizer: Any) -> list[str] | None:
-    """All alternatives of a byte-level pre-tokenizer's patterns, in order; None for other kinds."""
-    steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer]) if pre_tokenizer else []
-    if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1].get("add_prefix_space"):
-        return None
-    found: list[str] = []
-    for step in steps:
-        if step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
-            pattern = step["pattern"].get("Regex")
-            if pattern is None:
-                return None
-            found += _top_level(pattern.replace("\r", r"\r").replace("\n", r"\n"))
-        elif step["type"] == "ByteLevel":
-            found += _top_level(_GPT2) if step["use_regex"] else []
-        elif step["type"] != "Digits":
-            return None
-    return found if r"\s+(?!\S)" in found else None
-
-
-def _top_level(pattern: str) -> list[str]:
-    """Cut a pattern at its outermost bars."""
-    found, depth, brackets, start = [], 0, False, 0
-    skip = False
-    for index, sign in enumerate(pattern):
-        if skip:
-            skip = False
-        elif sign == "\\":
-            skip = True
-        elif brackets:
-            brackets = sign != "]"
-        elif sign == "[":
-            brackets = True
-        elif sign == "|" and not depth:
-            found.append(pattern[start:index])
-            start = index + 1
-        else:
-            depth += (sign == "(") - (sign == ")")
-    return [*found, pattern[start:]]
-
-
-def _state(component: Any) -> Any:
-    return None if component is None else json.loads(component.__getstate__())
