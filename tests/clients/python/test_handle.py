@@ -6,12 +6,17 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import trainwire_client as tw
 from trainwire_client import End, Init, Step, aio
-from trainwire_client.testing import LINES, fake_worker
+from trainwire_client.channel import Channel
+from trainwire_client.testing import fake_worker
+from trainwire_protocol.events import EVENT_TYPES, TRANSPORT_TYPES, type_name
 
+SESSIONS = Path(__file__).parents[3] / "protocol" / "examples"
+TRANSPORT = [type_name(kind) for kind in TRANSPORT_TYPES]
 CONFIG = {"model": "m", "data": "d"}
 BEGIN: list[dict[str, Any]] = [{"hello": {}}, {"start": {}}]
 UNTIL_PING: list[dict[str, Any]] = [{"await": "ping"}, {"answer": "ping", "result": {"ts": 1}}]
@@ -82,25 +87,41 @@ def test_a_death_is_told_before_hello_with_what_was_printed_to_the_wrong_place()
         tw.launch(CONFIG, command=fake_worker(banner))
 
 
-def test_the_kit_plays_a_recorded_session_with_the_ids_of_this_client(tmp_path: Path) -> None:
-    session = tmp_path / "session.jsonl"
-    lines: list[dict[str, Any]] = [
-        LINES["hello"],
-        {"id": 70, "cmd": "start", "config": {"model": "m"}},
-        {**LINES["attempt"], "seq": 1, "ts": 1},
-        {**LINES["init"], "seq": 2, "ts": 2, "cause": 70},
-        {**LINES["response"], "id": 70, "cmd": "start", "result": {"run_id": "recorded"}, "at_seq": 2},
-        {"id": "p", "cmd": "pause"},
-        {**LINES["paused"], "seq": 3, "ts": 3, "cause": "p"},
-        {**LINES["response"], "id": "p", "cmd": "pause", "result": {"step": 1, "changed": True}, "at_seq": 3},
-        {**LINES["end"], "seq": 4, "ts": 4, "outcome": "stopped", "exit_code": 0},
-    ]
-    session.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with tw.launch({**CONFIG, "run_dir": str(tmp_path / "run")}, command=fake_worker(session)) as run:
-        assert run.started(30).run_id == "recorded"
-        assert run.pause().at_seq == 3
-        assert [(event.seq, event.ts) for event in run] == [(1, 1), (2, 2), (3, 3), (4, 4)]  # type: ignore[union-attr]
-        assert run.wait().outcome == "stopped"
+@pytest.mark.parametrize("name", sorted(path.stem for path in SESSIONS.glob("*.jsonl")))
+def test_the_kit_plays_a_recorded_session_with_the_ids_of_this_client(name: str, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in (SESSIONS / f"{name}.jsonl").read_text().splitlines()]
+    responses = [line for line in lines if line["type"] == "response" and line["id"] is not None]
+    expected = [line for line in lines if line["type"] not in TRANSPORT and "replay" not in line]
+    expected_gaps = [line for line in lines if line["type"] == "gap"]
+    with tw.launch({**CONFIG, "run_dir": str(tmp_path)}, command=fake_worker(SESSIONS / f"{name}.jsonl")) as run:
+        answers = [run._core.request(r["cmd"], {}) for r in responses if r["cmd"] != "start"]
+        events: list[Any] = []
+        try:
+            events.extend(run)
+        except tw.WorkerDied:
+            # A session whose front end left has no end line.
+            assert lines[-1]["type"] != "end"
+    ids = {r["id"] for r in responses}
+    events_read = [msgspec.to_builtins(event) for event in events]
+    assert [event for event in events_read if event["type"] == "gap"] == expected_gaps
+    for event, line in zip((e for e in events_read if e["type"] != "gap"), expected, strict=True):
+        if line.get("cause") in ids:
+            assert isinstance(event.pop("cause"), int)
+            del line["cause"]
+        assert {key: event.get(key) for key in line} == line
+    for answer, response in zip(answers, (r for r in responses if r["cmd"] != "start"), strict=True):
+        assert (answer.future.exception(0) is None) == response["ok"]
+
+
+def test_every_recorded_session_is_read_without_junk_and_every_type_occurs() -> None:
+    types = set()
+    for path in sorted(SESSIONS.glob("*.jsonl")):
+        channel = Channel()
+        for received in channel.feed(path.read_bytes()):
+            assert not isinstance(received.message, dict), received.message
+            types.add(type(received.message))
+        assert channel.junk == 0
+    assert types == {*EVENT_TYPES, *TRANSPORT_TYPES}
 
 
 def test_the_kit_says_when_a_command_is_not_what_the_script_expects() -> None:

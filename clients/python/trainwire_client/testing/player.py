@@ -77,6 +77,8 @@ class FakeWorker:
         self.wire = Wire()
         self.awaited: dict[str, dict[str, Any]] = {}
         self.last_id: Any = None
+        self.ids: dict[int | str, Any] = {}
+        """The ids of a recorded session, each with this client's for the same command."""
         self.seq, self.step = 0, 0
         self.log: int | None = None
 
@@ -162,7 +164,9 @@ class FakeWorker:
             case {"send": message}:
                 self.send(message, action.get("to", "both"))
             case {"verbatim": message}:
-                self.put(self.fill(message))
+                key = "id" if message["type"] == "response" else "cause"
+                name = message.get(key)
+                self.put({**message, key: self.ids[name]} if name in self.ids else message)
             case {"steps": count}:
                 self.step = action["from"] - 1 if "from" in action else self.step
                 for _ in range(count):
@@ -180,6 +184,8 @@ class FakeWorker:
                 os.write(2, text.encode())
             case {"await": name}:
                 self.await_(name, action.get("with"))
+                if "as" in action:
+                    self.ids[action["as"]] = self.last_id
             case {"answer": cmd}:
                 self.answer(cmd, action.get("result"), action.get("error"), action.get("at_seq"))
             case {"start": fields}:
@@ -221,23 +227,26 @@ class FakeWorker:
 
 
 def session_script(text: str) -> dict[str, Any]:
-    """Turn a recorded session into a script: lines with `cmd` are awaited, the others are sent as they stand.
+    """Turn a recorded session into a script that plays its lines as they stand.
 
-    Responses get the id of the command they answer, `hello` this process's pid; the rest is not touched.
+    Before the first line that names a command's id (an event's `cause`, a response's `id`), the command of the same
+    `cmd` is awaited, and its id is put in from there on. `hello` gets this process's pid.
     """
+    lines: list[dict[str, Any]] = [json.loads(line) for line in filter(str.strip, text.splitlines())]
+    commands = {line["id"]: line["cmd"] for line in lines if line["type"] == "response" and line["id"] is not None}
     actions: list[dict[str, Any]] = []
-    for line in filter(str.strip, text.splitlines()):
-        message = json.loads(line)
-        if message.get("type") == "hello":
-            actions.append({"hello": {key: value for key, value in message.items() if key != "pid"}})
-        elif "type" not in message and "cmd" in message:
-            actions.append({"await": message["cmd"]})
-        elif message.get("type") == "response" and any(a == {"await": message["cmd"]} for a in actions):
-            actions.append({"verbatim": {**message, "id": "$id"}})
+    named = set()
+    for line in lines:
+        name = line.get("id") if line["type"] == "response" else line.get("cause")
+        if name in commands and name not in named:
+            named.add(name)
+            actions.append({"await": commands[name], "as": name})
+        if line["type"] == "hello":
+            actions.append({"hello": {key: value for key, value in line.items() if key != "pid"}})
         else:
-            actions.append({"verbatim": message})
-        if message.get("type") == "end":
-            actions.append({"exit": message.get("exit_code", 0)})
+            actions.append({"verbatim": line})
+        if line["type"] == "end":
+            actions.append({"exit": line["exit_code"]})
     return {"worker": actions}
 
 
