@@ -89,7 +89,7 @@ class _Helper:
     def __init__(self, tokenizer: Tokenizer, options: Options) -> None:
         # One thread each: the processes are as many as the cores.
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONSAFEPATH": "1"}
-        command = [sys.executable, "-m", __name__]
+        command = [sys.executable, "-m", __name__.rpartition(".")[0]]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         self._start = {"tokenizer": tokenizer.recipe, "options": options.as_dict()}
 
@@ -158,7 +158,7 @@ def _answer(encoder: Encoder, name: str, shape: int, rows: list[Any]) -> dict[st
     }
 
 
-def main() -> None:
+def serve() -> None:
     """Answer frames until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, target = sys.stdin.buffer, sys.stdout.buffer
@@ -171,6 +171,3 @@ def main() -> None:
     while (frame := _read(source)) is not None:
         _write(target, _answer(encoder, *frame))
 
-
-if __name__ == "__main__":
-    main()

@@ -113,7 +113,7 @@ class TurnFinder:
         """How far the text after a turn's last content belongs to the turn: to its end mark."""
         literal = whole.literals[last + 1]
         length = len(literal)
-        if turn + 1 < messages:
+        if turn + 1 < messages or last + 1 < len(whole.signs):
             try:
                 until = render(turn + 1, False)
             except TemplateFailed:
