@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from trainwire_protocol.events import Activity, Error, Outcome, Phase
+from trainwire_protocol.events import Error, Outcome
 
 from .errors import RunFailed
 
@@ -75,8 +75,8 @@ class Generated(Answer, kw_only=True):
 class Snapshot(Answer, kw_only=True):
     """Answer of `status`. `fields` holds everything that the worker said, by its names on the wire."""
 
-    phase: Phase
-    activity: Activity
+    phase: str
+    activity: str
     step: int
     last_seq: int = 0
     fields: dict[str, Any] = {}

@@ -221,3 +221,19 @@ def test_an_end_is_the_last_event_and_iteration_stays_at_its_end() -> None:
     with tw.launch(CONFIG, command=fake_worker([*BEGIN, *FINISH])) as run:
         assert isinstance(list(run)[-1], End)
         assert list(run) == []
+
+
+def test_values_of_later_minor_versions_end_no_run_and_reach_on_unknown() -> None:
+    unknown: list[dict[str, Any]] = []
+    script = [
+        *BEGIN,
+        {"send": {"type": "status", "phase": "hibernating"}},
+        {"await": "status"},
+        {"answer": "status", "result": {"phase": "hibernating", "activity": "dream", "step": 3}},
+        {"finish": {"outcome": "postponed", "exit_code": 30}},
+    ]
+    with tw.launch(CONFIG, command=fake_worker(script), on_unknown=unknown.append) as run:
+        assert run.status().phase == "hibernating"
+        result = run.wait(30)
+    assert [(line["type"], line["phase"]) for line in unknown] == [("status", "hibernating")]
+    assert (result.outcome, result.exit_code) == ("postponed", 30)

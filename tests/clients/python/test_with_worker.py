@@ -199,6 +199,31 @@ def test_an_error_in_the_with_block_stops_the_run_with_a_checkpoint(begin: Calla
     assert result.checkpoint is not None
 
 
+QUICK = {"stop": 0.3, "stdin": 0.3, "terminate": 0.3, "exit": 5}
+
+
+def test_a_worker_that_was_stopped_by_the_system_is_woken_to_leave(begin: Callable[..., tw.Run]) -> None:
+    with begin(options={"shutdown": {**QUICK, "terminate": 30}}, max_steps=FOR_EVER) as run:
+        run.started(30)
+        os.kill(run.pid, signal.SIGSTOP)
+        with pytest.raises(tw.CommandTimeout, match="ping was not answered"):
+            run.ping(timeout=0.1)
+    assert [rung.name for rung in run.rungs] == ["stop", "stdin", "terminate"]
+    assert run.wait().checkpoint is not None
+
+
+def test_a_hanging_engine_is_killed_with_its_worker(begin: Callable[..., tw.Run], tmp_path: Path) -> None:
+    script = {"acts": [{"do": "hang", "at": "update", "step": 3}]}
+    with begin(script, {"shutdown": QUICK}, max_steps=FOR_EVER) as run:
+        assert any(isinstance(event, Step) and event.step == 2 for event in run)
+    assert [rung.name for rung in run.rungs] == ["stop", "stdin", "terminate", "kill"]
+    assert all(rung.seconds > 0.2 for rung in run.rungs[:3])
+    with pytest.raises(tw.WorkerDied, match="SIGKILL"):
+        run.wait()
+    wait_for_the_lock(tmp_path / "run")
+    assert lock_holder(tmp_path / "run") is None
+
+
 def test_handlers_run_in_the_thread_that_waits_and_may_steer(begin: Callable[..., tw.Run]) -> None:
     with begin(max_steps=FOR_EVER) as run:
         losses: list[float | None] = []
@@ -257,6 +282,15 @@ CRASHING = """
 """
 
 
+INTERRUPTED = """
+    import json, os, signal, sys, trainwire_client as tw
+    with tw.launch(json.loads(sys.argv[1]), worker_args=json.loads(sys.argv[2])) as run:
+        for event in run:
+            if isinstance(event, tw.Step):
+                os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
 def front_end(program: str, tmp_path: Path, step_ms: float) -> subprocess.CompletedProcess[str]:
     """Run another front end to its end."""
     script = tmp_path / "script.json"
@@ -294,6 +328,15 @@ def test_a_run_whose_front_end_is_killed_stops_with_a_checkpoint(tmp_path: Path)
     found = tw.latest_checkpoint(tmp_path / "run")
     assert found is not None
     assert str(found.path) == result.checkpoint
+
+
+def test_ctrl_c_in_a_front_end_stops_its_run_gracefully(tmp_path: Path) -> None:
+    front = front_end(INTERRUPTED, tmp_path, 5)
+    assert "KeyboardInterrupt" in front.stderr
+    with tw.attach(tmp_path / "run") as run:
+        result = run.wait(30)
+    assert (result.outcome, result.exit_code) == ("stopped", 0)
+    assert result.checkpoint is not None
 
 
 def test_attaching_while_a_run_of_our_own_goes_on_takes_the_log_up_to_its_end(
