@@ -10,8 +10,22 @@ from ..errors import BY_CODE
 from ..events import EVENT_TYPES, TRANSPORT_TYPES, type_name
 from ..results import RESULTS
 from ..schema import Schema, build_schema, definition_name
+from . import examples
 
 _MARKED = re.compile(r"(<!-- generated:([a-z-]+) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
+INNER = (
+    "WorkerInfo",
+    "Limits",
+    "Queue",
+    "Memory",
+    "Dropped",
+    "DataReport",
+    "Change",
+    "Issue",
+    "ErrorBody",
+    "ChatMessage",
+)
+"""Objects inside messages and results that have a table of their own."""
 _EVERY_EVENT = ("type", "seq", "ts", "cause", "replay", "truncated", "more", "non_finite")
 
 
@@ -67,13 +81,14 @@ def _fields(definition: Schema, leave_out: tuple[str, ...]) -> list[tuple[str, .
 
 
 def _message_tables(names: list[tuple[str, str]], leave_out: tuple[str, ...]) -> str:
-    definitions = build_schema()["$defs"]
+    definitions, shown = build_schema()["$defs"], examples.messages()
     parts = []
     for wire_name, name in names:
         definition = definitions[name]
         parts.append(f"#### `{wire_name}`\n\n{definition['description']}\n\n")
         rows = _fields(definition, leave_out)
         parts.append(_table(("field", "type", ""), rows) + "\n" if rows else "")
+        parts.append(examples.block([shown[wire_name]]) + "\n")
     return "\n" + "".join(parts)
 
 
@@ -94,12 +109,13 @@ def transport() -> str:
 def every_event() -> str:
     """The fields that any event may carry."""
     definition = build_schema()["$defs"]["PausedEvent"]
+    definition["properties"]["type"] = {"type": "string", "description": "what kind of event it is"}
     return _table(("field", "type", ""), _fields(definition, ("step",)))
 
 
 def commands() -> str:
     """Every command with its parameters and the fields of its result."""
-    definitions = build_schema()["$defs"]
+    definitions, exchanges = build_schema()["$defs"], examples.exchanges()
     parts = []
     for cmd in COMMANDS:
         definition = definitions[definition_name(cmd, "Command")]
@@ -113,7 +129,9 @@ def commands() -> str:
         if parameters:
             parts.append(_table(("parameter", "type", "default"), parameters) + "\n")
         result = definitions[RESULTS[cmd].__name__]
+        parts.append(f"{result['description']}\n\n")
         parts.append(_table(("result", "type", ""), _fields(result, ())) + "\n")
+        parts.append(examples.block(list(exchanges[cmd])) + "\n")
     return "\n" + "".join(parts)
 
 
@@ -169,6 +187,17 @@ def resume_keys() -> str:
     return _table(("on a resume", "keys"), rows)
 
 
+def types() -> str:
+    """The objects that occur inside messages and results."""
+    definitions = build_schema()["$defs"]
+    parts = []
+    for name in INNER:
+        definition = definitions[name]
+        parts.append(f"#### {name}\n\n{definition['description']}\n\n")
+        parts.append(_table(("field", "type", ""), _fields(definition, ())) + "\n")
+    return "\n" + "".join(parts)
+
+
 def _json(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -183,5 +212,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "error-codes": error_codes,
     "exit-codes": exit_codes,
     "resume-keys": resume_keys,
+    "types": types,
+    "life": examples.life,
+    "steering": examples.steering,
 }
 """Every generated part by the name in its markers."""
