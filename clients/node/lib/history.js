@@ -20,9 +20,9 @@ const EVAL_METRICS = {
 /** The names that `history` takes. */
 const METRICS = Object.freeze([...STEP_METRICS, ...Object.keys(EVAL_METRICS)])
 
-async function* validEvents(runDir, type, timelines) {
+async function* validEvents(runDir, type, timelines, toSeq) {
   const mark = `"type":"${type}"`
-  for await (const event of readLog(runDir, { accept: (line) => line.includes(mark) })) {
+  for await (const event of readLog(runDir, { toSeq, accept: (line) => line.includes(mark) })) {
     if (event.type === type && !timelines.isVoid(event)) yield event
   }
 }
@@ -48,7 +48,14 @@ async function history(runDir, { metrics = ['loss'], maxPoints } = {}) {
     const names = metrics.filter(isOfType)
     if (names.length === 0) continue
     let count = 0
-    if (maxPoints) for await (const _ of validEvents(runDir, type, timelines)) count += 1
+    let last = maxPoints ? 0 : Infinity
+    if (maxPoints) {
+      // A living run's log grows meanwhile: what comes after the count is left for the next call.
+      for await (const event of validEvents(runDir, type, timelines)) {
+        count += 1
+        last = event.seq
+      }
+    }
     const size = maxPoints ? Math.max(1, Math.ceil(count / maxPoints)) : 1
     const steps = []
     const columns = names.map(() => [])
@@ -58,7 +65,7 @@ async function history(runDir, { metrics = ['loss'], maxPoints } = {}) {
     }
     let group
     let number = 0
-    for await (const event of validEvents(runDir, type, timelines)) {
+    for await (const event of validEvents(runDir, type, timelines, last)) {
       group = number++ % size ? join(group, event) : event
       if (number % size === 0) {
         put(group)

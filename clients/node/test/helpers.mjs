@@ -2,6 +2,7 @@ import { spawnSync } from 'node:child_process'
 import fs from 'node:fs'
 import os from 'node:os'
 import path from 'node:path'
+import { after } from 'node:test'
 import { fileURLToPath } from 'node:url'
 
 export const packageFolder = fileURLToPath(new URL('..', import.meta.url))
@@ -15,10 +16,16 @@ const probe = spawnSync(python, ['-c', 'import trainwire_worker, trainwire_fake'
 export const withoutWorker =
   probe.status === 0 ? false : `${python} has no trainwire: set TRAINWIRE_PYTHON to an interpreter that has`
 
-/** Makes a folder that is gone after the test. */
-export function folder(t) {
+const folders = []
+// At the very end: hooks run in the order in which they were made, and a run must be over before its folder goes.
+after(() => {
+  for (const made of folders) fs.rmSync(made, { recursive: true, force: true, maxRetries: 5, retryDelay: 100 })
+})
+
+/** Makes a folder that is gone when the file's tests are over. */
+export function folder() {
   const made = fs.realpathSync(fs.mkdtempSync(path.join(os.tmpdir(), 'trainwire-test-')))
-  t.after(() => fs.rmSync(made, { recursive: true, force: true, maxRetries: 3 }))
+  folders.push(made)
   return made
 }
 

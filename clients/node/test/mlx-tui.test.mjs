@@ -13,7 +13,7 @@ const script = path.join(packageFolder, 'mlx-tui.mjs')
 const REAL = { skip: withoutWorker, timeout: 60_000 }
 
 function config(t, lines = '') {
-  const dir = folder(t)
+  const dir = folder()
   fs.writeFileSync(path.join(dir, 'd.jsonl'), '{"text":"a"}\n')
   const file = path.join(dir, 'c.toml')
   fs.writeFileSync(file, `model = "m"\ndata = "d.jsonl"\nrun_dir = "run"\nmax_steps = 5\n${lines}`)

@@ -30,7 +30,7 @@ test('the package has no dependencies at run time, and its lock file names no re
 })
 
 test('a packed tarball works in an empty folder, as ESM and as CommonJS, and carries its types', { timeout: 120_000 }, (t) => {
-  const dir = folder(t)
+  const dir = folder()
   const bare = path.join(dir, 'bare')
   fs.cpSync(packageFolder, bare, { recursive: true, filter: (from) => path.basename(from) !== 'node_modules' })
   const npm = (cwd, ...words) => execFileSync('npm', [...words, '--offline', '--no-audit', '--no-fund', '--cache', path.join(dir, 'cache')], { cwd, encoding: 'utf8' })

@@ -141,7 +141,7 @@ test('a backlog that cannot be put together becomes one gap over all that was no
 })
 
 test('an event of the log is found without reading what stands before it', async (t) => {
-  const dir = folder(t)
+  const dir = folder()
   const lines = []
   for (let seq = 1; seq <= 20_000; seq++) lines.push(JSON.stringify(sample('step', { seq, step: seq })))
   fs.writeFileSync(path.join(dir, 'events.jsonl'), `${lines.join('\n')}\n{"type":"step","seq":20001`)

@@ -17,7 +17,7 @@ const PATIENT = { timeout: 30_000 }
 
 /** Launches a fake worker that plays these actions after its start. */
 async function start(t, actions, options = {}) {
-  const run_dir = path.join(folder(t), 'run')
+  const run_dir = path.join(folder(), 'run')
   const script = Array.isArray(actions) ? { worker: [{ hello: {} }, { start: {} }, ...actions] } : actions
   const config = { model: 'm', data: 'd.jsonl', run_dir }
   const run = await launch(config, { command: fakeWorker(script), ...options })
@@ -66,7 +66,7 @@ test('an aborted launch throws AbortError and starts nothing', PATIENT, async (t
 })
 
 test('abort while the worker is silent ends it', PATIENT, async (t) => {
-  const pidFile = path.join(folder(t), 'pid')
+  const pidFile = path.join(folder(), 'pid')
   const program = `require('fs').writeFileSync(${JSON.stringify(pidFile)}, String(process.pid)); setInterval(() => {}, 1000)`
   const controller = new AbortController()
   const launching = launch({ model: 'm', data: 'd' }, { command: [process.execPath, '-e', program, '--'], signal: controller.signal })
@@ -197,7 +197,7 @@ test('misspelled options and configs of no known kind are refused', PATIENT, asy
 })
 
 test('a config file is read where it lies, and names the run', PATIENT, async (t) => {
-  const dir = folder(t)
+  const dir = folder()
   fs.writeFileSync(path.join(dir, 'mine.toml'), 'model = "m"\ndata = "d.jsonl"\nchat_template_args = {deep = [1, 2]}\nrun_dir = "here"\n')
   const expected = { model: 'm', data: 'd.jsonl', chat_template_args: { deep: [1, 2] }, run_name: 'mine' }
   const script = { worker: [{ hello: {} }, { await: 'start', with: { config: expected } }, { send: { type: 'end', seq: '$drop' } }] }
@@ -213,7 +213,7 @@ test('a config file is read where it lies, and names the run', PATIENT, async (t
 })
 
 test('rows in memory are written into the run folder', PATIENT, async (t) => {
-  const run_dir = path.join(folder(t), 'run')
+  const run_dir = path.join(folder(), 'run')
   const rows = { train: [{ text: 'ä\u2028b' }, { text: 'c' }], valid: [{ text: 'd' }] }
   const expected = { data: path.join(run_dir, 'rows.jsonl'), valid_data: path.join(run_dir, 'rows-valid.jsonl') }
   const script = { worker: [{ hello: {} }, { await: 'start', with: { config: expected } }, { send: { type: 'end', seq: '$drop' } }] }
@@ -238,7 +238,7 @@ function program(body) {
 
 test('an idle client does not keep the process alive', PATIENT, async (t) => {
   const began = Date.now()
-  const done = spawnSync(process.execPath, ['-e', program('console.log(run.pid)'), folder(t)], { encoding: 'utf8', timeout: 20_000 })
+  const done = spawnSync(process.execPath, ['-e', program('console.log(run.pid)'), folder()], { encoding: 'utf8', timeout: 20_000 })
   assert.equal(done.status, 0, done.stderr)
   assert.ok(Date.now() - began < 5000)
   const pid = Number(done.stdout)
@@ -247,7 +247,7 @@ test('an idle client does not keep the process alive', PATIENT, async (t) => {
 
 test('what waits for a run keeps the process alive', PATIENT, async (t) => {
   for (const body of ["run.on('step', () => {})", 'for await (const _ of run);', 'await run.wait()', 'await run.eval()']) {
-    const child = spawn(process.execPath, ['-e', program(`console.log(run.pid); ${body}`), folder(t)], { stdio: ['ignore', 'pipe', 'inherit'] })
+    const child = spawn(process.execPath, ['-e', program(`console.log(run.pid); ${body}`), folder()], { stdio: ['ignore', 'pipe', 'inherit'] })
     const [chunk] = await once(child.stdout, 'data')
     await new Promise((resolve) => setTimeout(resolve, 200))
     assert.equal(child.exitCode, null, body)
@@ -259,7 +259,7 @@ test('what waits for a run keeps the process alive', PATIENT, async (t) => {
 
 test('a listener that is taken off lets the process end', PATIENT, async (t) => {
   const body = "const f = () => {}; run.on('step', f); run.off('step', f); run.once('attempt', f)"
-  const done = spawnSync(process.execPath, ['-e', program(body), folder(t)], { encoding: 'utf8', timeout: 20_000 })
+  const done = spawnSync(process.execPath, ['-e', program(body), folder()], { encoding: 'utf8', timeout: 20_000 })
   assert.equal(done.status, 0, done.stderr)
 })
 

@@ -15,7 +15,7 @@ const { launch, attach, history, latestCheckpoint, validate } = trainwire
 const REAL = { skip: withoutWorker, timeout: 60_000 }
 
 /** Launches the real worker; the script says how the engine behaves. */
-async function start(t, { script = {}, config = {}, dir = folder(t), ...options } = {}) {
+async function start(t, { script = {}, config = {}, dir = folder(), ...options } = {}) {
   const file = path.join(dir, 'script.json')
   fs.writeFileSync(file, JSON.stringify({ step_ms: 2, ...script }))
   const data = path.join(dir, 'data.jsonl')
@@ -101,7 +101,7 @@ test('a config that the worker refuses shows as error and end', REAL, async (t) 
 })
 
 test('validate says what is wrong and leaves nothing behind', REAL, async (t) => {
-  const dir = folder(t)
+  const dir = folder()
   const answer = await validate({ model: 'm', data: 'd', run_dir: dir, learningRate: 1 }, { command: worker, workerArgs: ['--engine', 'fake'] })
   assert.equal(answer.valid, false)
   assert.deepEqual(answer.issues.map((issue) => issue.path), ['learningRate'])
@@ -214,7 +214,7 @@ test('a run that was let go trains on, and is found again', REAL, async (t) => {
 })
 
 test('a client that is killed takes its run with it, saved', REAL, async (t) => {
-  const dir = folder(t)
+  const dir = folder()
   const program = `
     const { launch } = require(${JSON.stringify(packageFolder)})
     launch({ model: 'm', data: 'd', run_dir: ${JSON.stringify(path.join(dir, 'run'))}, max_steps: 100000 }, {
@@ -232,7 +232,7 @@ test('a client that is killed takes its run with it, saved', REAL, async (t) => 
 })
 
 test('a second worker for the same folder is refused', REAL, async (t) => {
-  const dir = folder(t)
+  const dir = folder()
   const first = await start(t, { dir, config: { max_steps: 10_000 } })
   await collect(first, (event) => event.type === 'step')
   const second = await start(t, { dir })
