@@ -18,6 +18,8 @@ from . import script as s
 from .clock import Clock
 from .inbox import Inbox
 
+FLOOD_BYTES = 8 << 10
+
 
 class Acts:
     """The acts of a script, performed when their moment comes."""
@@ -84,15 +86,23 @@ class Acts:
 
     def _flood(self, act: s.Flood) -> None:
         started = time.monotonic()
+        self._inbox.flush()
+        waiting = bytearray()
         for number in range(1, act.events + 1):
-            if act.type == "log":
-                self._inbox.emit(Log(level="debug", message=f"event {number} of {act.events}", code="flood"))
-            else:
-                self._inbox.emit(Progress(id="flood", title="Flood", done=number, total=act.events, unit="events"))
-            if act.per_second:
-                ahead = started + number / act.per_second - time.monotonic()
-                if ahead > 0.001:
-                    time.sleep(ahead)
+            waiting += encode(_flood_event(act, number))
+            ahead = started + number / act.per_second - time.monotonic() if act.per_second else 0.0
+            # Without a pace, many events go out at once: one at a time is slower than a worker that is to be tried.
+            if act.per_second or len(waiting) > FLOOD_BYTES or number == act.events:
+                self._inbox.raw(bytes(waiting))
+                waiting.clear()
+            if ahead > 0.001:
+                time.sleep(ahead)
+
+
+def _flood_event(act: s.Flood, number: int) -> Log | Progress:
+    if act.type == "log":
+        return Log(level="debug", message=f"event {number} of {act.events}", code="flood")
+    return Progress(id="flood", title="Flood", done=number, total=act.events, unit="events")
 
 
 def _print(act: s.Print) -> None:
