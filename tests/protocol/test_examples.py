@@ -56,7 +56,8 @@ def test_a_recorded_session_decodes_fits_the_schema_and_breaks_no_rule(name: str
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in BY_CHANCE])
 def test_a_session_that_is_recorded_again_is_the_same(name: str, recorder: ModuleType) -> None:
     recorded, sent = recorder.record(name)
-    assert recorded.splitlines() == [line.rstrip(b"\n") for line in lines_of(name)]
+    again = "if that is meant, run `python protocol/record_examples.py` and `make generate`"
+    assert recorded.splitlines() == [line.rstrip(b"\n") for line in lines_of(name)], again
     commands = EXAMPLES / "commands" / f"{name}.txt"
     assert sent == (commands.read_bytes() if commands.exists() else b"")
 
