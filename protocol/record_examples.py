@@ -308,18 +308,19 @@ def idle(shop: Workshop) -> Session:
 @records
 def slow_reader(shop: Workshop) -> Session:
     """A reader that did not read for a while learns what it missed, and asks for a part of it."""
-    flood = {"acts": [{"do": "flood", "at": "boundary", "step": 3, "events": 77_500}]}
-    with shop.worker("run", "config.toml", script=flood, pipe_size=4096) as session:
+    acts = [{"do": "flood", "at": "boundary", "step": 3, "events": 77_500}]
+    acts.append({"do": "await_order", "at": "boundary", "step": 8})
+    with shop.worker("run", "config.toml", script={"acts": acts}, pipe_size=4096) as session:
         session.until("step", step=1)
         log = shop.folder / "runs" / "config" / "events.jsonl"
         deadline = time.monotonic() + PATIENCE
-        while not log.exists() or b'"complete"' not in log.read_bytes()[-400:]:
+        while not log.exists() or b'"step":8,' not in log.read_bytes()[-1000:]:
             if time.monotonic() > deadline:
-                raise TimeoutError("the run does not end")
+                raise TimeoutError("the run does not go on")
             time.sleep(0.05)
-        gap = session.until("gap")
-        first = gap["from_seq"]
+        first = session.until("gap")["from_seq"]
         session.ask(1, "replay", from_seq=first, to_seq=first + 2)
+        session.ask(2, "stop")
         session.end()
         return session
 
