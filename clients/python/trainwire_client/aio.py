@@ -20,10 +20,10 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar
 from . import attaching, launching
 from .async_commands import AsyncCommands
 from .attaching import AttachedRun
-from .core import OpenCommand
 from .delivery import Item
 from .errors import ClientError, CommandTimeout, NoWorker
 from .handle import AnyEvent, Handle, Handler, check_name
+from .requests import OpenCommand
 from .results import Result, Rung, Started
 from .run import Run
 

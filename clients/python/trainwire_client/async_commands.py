@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .core import OpenCommand
+from .commands import PATIENT, QUICK
 from .delivery import Item
 from .errors import ClientError
-from .handle import PATIENT, QUICK
+from .requests import OpenCommand
 from .results import Applied, Evaluated, Generated, Moved, Pong, Saved, Snapshot, Stopped
 
 

@@ -13,13 +13,14 @@ from trainwire_protocol.events import Response
 from trainwire_protocol.rundir import LockInfo, lock_holder
 
 from .channel import Channel
-from .core import Core, OpenCommand, death
+from .core import Core, death
 from .delivery import Item
 from .errors import NoWorker, ProtocolMismatch
 from .handle import Handle
 from .launching import MAX_QUEUE
 from .log import Tail, Timeline, decode_log_line, log_path
 from .pump import Pump
+from .requests import OpenCommand
 
 _POLL = 0.1
 _HANDOVER = 0.5
@@ -100,7 +101,7 @@ class AttachedRun(Handle):
         with self._connecting:
             if self._socket is None and not self._core.ended.is_set():
                 self._connect()
-        return self._core.request(cmd, parameters)
+        return self._core.requests.begin(cmd, parameters)
 
     def _connect(self) -> None:
         """Take the control socket; it is held until this handle is closed."""
@@ -140,7 +141,7 @@ class AttachedRun(Handle):
             on_closed=self._on_disconnected,
         )
         self._socket = pump
-        self._core.connect(channel, pump.send)
+        self._core.requests.connect(channel, pump.send)
         pump.start()
 
     def _on_disconnected(self) -> None:
@@ -150,7 +151,7 @@ class AttachedRun(Handle):
         # A worker that leaves closes the socket too: the follower is about to see the end then.
         if refusal or not self._core.ended.wait(2):
             reason = refusal or "It closed its control socket."
-            self._core.disconnect(NoWorker(f"{self._describe()} cannot be steered: {reason}"))
+            self._core.requests.lose(NoWorker(f"{self._describe()} cannot be steered: {reason}"))
 
     def close(self) -> None:
         """Stop following; the run goes on."""

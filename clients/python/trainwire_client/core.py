@@ -3,8 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +14,13 @@ from trainwire_protocol.rundir import LOG_NAME
 
 from .channel import Channel, Received
 from .delivery import Delivery, Item, seq_of
-from .errors import ClientError, CommandFailed, CommandTimeout, NoWorker, RunEnded, WorkerDied
+from .errors import ClientError, RunEnded, WorkerDied
 from .log import read_range
-from .results import Result, Rung, read_answer
+from .requests import Requests, Send, is_replay
+from .results import Result, Rung
 from .tracker import Tracker
 
 MAX_SEQ = 2**53 - 1
-Send = Callable[[bytes], None]
-
-
-class OpenCommand:
-    """A command without an answer yet; `result` waits for it."""
-
-    def __init__(self, core: "Core", cmd: str) -> None:
-        self._core = core
-        self.cmd = cmd
-        self.future: Future[Any] = Future()
-        # Running futures cannot be cancelled: who stops waiting for an answer does not take the command back.
-        self.future.set_running_or_notify_cancel()
-        self.replayed: list[Item] = []
-
-    def result(self, timeout: float | None) -> Any:
-        """Give the answer. Raises CommandFailed, CommandTimeout, or what ended the run."""
-        try:
-            return self.future.result(timeout)
-        except TimeoutError as error:
-            if isinstance(error, ClientError):
-                raise
-            raise self.timed_out(timeout or 0.0) from None
-
-    def timed_out(self, timeout: float) -> CommandTimeout:
-        """Make the error for an answer that did not come in time."""
-        message = f"{self.cmd} was not answered within {timeout:g} s. {self._core.doing()}"
-        return CommandTimeout(message, cmd=self.cmd, timeout=timeout)
 
 
 class Core:
@@ -64,31 +37,9 @@ class Core:
         self.restarts = 0
         self.rungs: list[Rung] = []
         self.describe: Callable[[], str] = lambda: "The worker"
-        self._lock = threading.Lock()
-        self._open: dict[int | str, OpenCommand] = {}
-        self._channel = Channel()
-        self._send: Send | None = None
+        self.requests = Requests(self.over, self.doing)
         self._last_seq = 0
         self._restarted = False
-
-    def connect(self, channel: Channel, send: Send | None) -> None:
-        """Send commands through this channel from now on; None: nobody listens."""
-        with self._lock:
-            self._channel, self._send = channel, send
-
-    def request(self, cmd: str, parameters: Mapping[str, Any], send: Send | None = None) -> OpenCommand:
-        """Send a command, by another way than the usual if one is given."""
-        command = OpenCommand(self, cmd)
-        with self._lock:
-            if self.ended.is_set():
-                raise self.over()
-            send = send or self._send
-            if send is None:
-                raise NoWorker(f"{cmd} was not sent: nobody listens to commands.")
-            id_, line = self._channel.command(cmd, parameters)
-            self._open[id_] = command
-        send(line)
-        return command
 
     def over(self) -> ClientError:
         """Make the error for what comes after the end."""
@@ -112,7 +63,7 @@ class Core:
                 if items:
                     self.delivery.put(items)
                     items = []
-                self._answer(message)
+                self.requests.answer(message)
             elif isinstance(message, Heartbeat):
                 self.tracker.note_heartbeat(message)
             elif isinstance(message, Gap):
@@ -131,11 +82,11 @@ class Core:
         for line in received:
             message = line.message
             if isinstance(message, Response):
-                self._answer(message)
+                self.requests.answer(message)
             elif isinstance(message, Heartbeat):
                 self.tracker.note_heartbeat(message)
-            elif not isinstance(message, Hello | Gap) and _is_replay(message):
-                self._collect(message)
+            elif not isinstance(message, Hello | Gap) and is_replay(message):
+                self.requests.collect(message)
 
     def take_from_log(self, items: list[tuple[Item, int]], from_seq: int) -> None:
         """Take in events of the log; those before `from_seq` are noted, but not delivered."""
@@ -148,20 +99,11 @@ class Core:
         if wanted:
             self.delivery.put(wanted)
 
-    def disconnect(self, error: ClientError) -> None:
-        """Fail every open command: nobody listens any more."""
-        with self._lock:
-            commands = list(self._open.values())
-            self._open.clear()
-            self._send = None
-        for command in commands:
-            command.future.set_exception(error)
-
     def _take_in(self, item: Item, size: int, items: list[tuple[Item, int]]) -> None:
         seq = seq_of(item)
         if seq is not None:
-            if _is_replay(item):
-                self._collect(item)
+            if is_replay(item):
+                self.requests.collect(item)
                 return
             if seq <= self._last_seq:
                 return
@@ -176,41 +118,17 @@ class Core:
             self.tracker.note_event(item)
         items.append((item, size))
 
-    def _collect(self, item: Item) -> None:
-        cause = item.get("cause") if isinstance(item, dict) else getattr(item, "cause", None)
-        with self._lock:
-            command = self._open.get(cause) if isinstance(cause, int | str) else None
-        if command is not None:
-            command.replayed.append(item)
-
-    def _answer(self, response: Response) -> None:
-        with self._lock:
-            command = self._open.pop(response.id, None) if response.id is not None else None
-        if command is None:
-            return
-        if response.ok:
-            try:
-                result = read_answer(command.cmd, response.result or {}, response.at_seq)
-            except msgspec.ValidationError as error:
-                message = f"The answer to {command.cmd} cannot be read: {error}."
-                command.future.set_exception(ClientError(message))
-                return
-            command.future.set_result(command.replayed if command.cmd == "replay" else result)
-        else:
-            body = response.error
-            code, message = (body.code, body.message) if body else ("internal", "no reason was given")
-            failed = CommandFailed(
-                f"{command.cmd} failed: {message}",
-                cmd=command.cmd,
-                code=code,
-                hint=body.hint if body else None,
-                details=body.details if body else None,
-            )
-            command.future.set_exception(failed)
+    @property
+    def begun(self) -> bool:
+        """Whether the log's events have begun to come."""
+        return self._last_seq > 0
 
     def catch_up(self) -> None:
-        """Take from the log what a dead worker had logged but not delivered."""
-        events = self._refill(self._last_seq + 1, MAX_SEQ)
+        """Take from the log what a dead worker had logged but not delivered.
+
+        Before the first event it is not known whether the folder's log is this run's.
+        """
+        events = self._refill(self._last_seq + 1, MAX_SEQ) if self.begun else None
         if events is not None:
             items: list[tuple[Item, int]] = []
             for event in events:
@@ -218,31 +136,21 @@ class Core:
             self.delivery.put(items)
 
     def _refill(self, first: int, last: int) -> Any:
-        folder = self.run_dir or self.tracker.run_dir
+        folder = self.tracker.run_dir or self.run_dir
         return None if folder is None else read_range(Path(folder) / LOG_NAME, first, last)
 
     def lose(self, error: ClientError, channel: Channel, send: Send | None) -> None:
-        """Fail every open command; what is sent from now on goes to `send`."""
-        with self._lock:
-            commands = list(self._open.values())
-            self._open.clear()
-            self._channel, self._send = channel, send
-            self._restarted = True
-            self.tracker.renew()
-        for command in commands:
-            command.future.set_exception(error)
+        """Go on with another process: open commands fail, what is sent from now on goes to `send`."""
+        self.tracker.renew()
+        self._restarted = self.begun
+        self.requests.lose(error, channel, send)
 
     def finish(self, failure: ClientError | None = None) -> None:
         """Say that nothing more will come: with an `end` line, or for the reason given."""
         self.failure = failure
-        with self._lock:
-            commands = list(self._open.values())
-            self._open.clear()
-            self._send = None
-            self.ended.set()
+        self.ended.set()
         self.delivery.close()
-        for command in commands:
-            command.future.set_exception(self.over())
+        self.requests.close()
 
     def result(self) -> Result:
         """Give the result of a run that has ended; raises why there is none."""
@@ -287,12 +195,6 @@ def _known_end(item: Item) -> Item:
         with contextlib.suppress(TypeError):
             return End(**fields)
     return item
-
-
-def _is_replay(item: Item) -> bool:
-    if isinstance(item, dict):
-        return bool(item.get("replay"))
-    return not isinstance(item, Gap) and bool(item.replay)
 
 
 def death(core: Core, status: tuple[int | None, str | None], stderr: str, junk: bytes) -> WorkerDied:

@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 
 from .channel import Channel
-from .core import Core, OpenCommand, death
+from .commands import QUICK
+from .core import Core, death
 from .errors import ClientError, CommandTimeout, NoWorker, ProtocolMismatch, WorkerDied
-from .handle import QUICK, Handle
+from .handle import Handle
 from .process import Shutdown, WorkerProcess
+from .requests import OpenCommand
 from .results import Result, Rung
 
 SERVE = "serve"
@@ -59,7 +61,7 @@ class Run(Handle):
         self._gate = threading.Lock()
         self._core.describe = lambda: f"The worker (pid {self._process.pid})"
         self._spawn()
-        self._core.connect(self._channel, self._send)
+        self._core.requests.connect(self._channel, self._send)
         self._process.start()
 
     def _spawn(self) -> None:
@@ -84,7 +86,7 @@ class Run(Handle):
                 self._held.append(line)
 
     def _begin_run(self) -> None:
-        self._start = self._core.request(self._cmd, self._parameters, self._process.send)
+        self._start = self._core.requests.begin(self._cmd, self._parameters, self._process.send)
         with self._gate:
             self._begun = True
             for line in self._held:
@@ -148,7 +150,8 @@ class Run(Handle):
             return False
         self._deaths.append(now)
         self._core.restarts += 1
-        self._parameters |= {"resume": "auto", "overwrite": False}
+        if self._core.begun:
+            self._parameters |= {"resume": "auto", "overwrite": None}
         try:
             self._spawn()
         except (ClientError, OSError):
@@ -202,7 +205,7 @@ class Run(Handle):
 
     def _ask_to_stop(self) -> OpenCommand | None:
         try:
-            return self._core.request("stop", {})
+            return self._core.requests.begin("stop", {})
         except ClientError:
             return None
 

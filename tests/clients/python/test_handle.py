@@ -94,7 +94,7 @@ def test_the_kit_plays_a_recorded_session_with_the_ids_of_this_client(name: str,
     expected = [line for line in lines if line["type"] not in TRANSPORT and "replay" not in line]
     expected_gaps = [line for line in lines if line["type"] == "gap"]
     with tw.launch({**CONFIG, "run_dir": str(tmp_path)}, command=fake_worker(SESSIONS / f"{name}.jsonl")) as run:
-        answers = [run._core.request(r["cmd"], {}) for r in responses if r["cmd"] != "start"]
+        answers = [run._core.requests.begin(r["cmd"], {}) for r in responses if r["cmd"] != "start"]
         events: list[Any] = []
         try:
             events.extend(run)
