@@ -127,6 +127,7 @@ class Beginning:
 
     def again(self, resume_from: CheckpointInfo | None) -> None:
         """Begin another attempt in place of an engine that died."""
+        self._state.desk.paused()
         self._say_attempt(resume_from)
         self._start_engine(resume_from)
 

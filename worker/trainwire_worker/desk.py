@@ -40,7 +40,8 @@ class Pending:
     cmd: str
     connection: Connection | None
     seq: int | None = None
-    changes: bool = True
+    counts: bool = False
+    """True for a `resume` that pauses again after a number of updates."""
 
 
 class Host(Protocol):
@@ -81,7 +82,8 @@ class Desk:
         """The run that is steered; set once it is there."""
         self._open: dict[int, Pending] = {}
         self._next_order = 1
-        self._counted = False
+        self._stretch: tuple[int, Pending] | None = None
+        """The `resume` whose updates are counted, by its order."""
 
     @property
     def open_ids(self) -> list[int | str | None]:
@@ -108,8 +110,12 @@ class Desk:
         return number
 
     def cause(self, order: int | None) -> Pending | None:
-        """Give the open command behind an order."""
-        return None if order is None else self._open.get(order)
+        """Give the command behind an order: an open one, or the `resume` whose updates are counted."""
+        if order is None:
+            return None
+        if self._stretch is not None and self._stretch[0] == order:
+            return self._stretch[1]
+        return self._open.get(order)
 
     def set_effect(self, order: int, seq: int | None) -> None:
         """Name the event that carried an order's effect."""
@@ -177,18 +183,17 @@ class Desk:
             self._order(command, pending, source)
 
     def _pause(self, pending: Pending, source: Source) -> None:
-        pending.changes = self._snapshot.phase not in ("pausing", "paused")
-        if pending.changes:
+        if self._snapshot.phase not in ("pausing", "paused"):
             self._record(pending, {}, source)
             self.host.enter("pausing", "Pausing at the next update boundary.")
         self.host.give_order(PauseOrder(order=self.file(pending)))
 
     def _resume(self, command: c.Resume, pending: Pending, source: Source) -> None:
-        if self._snapshot.phase == "running" and not self._counted:
+        if self._snapshot.phase == "running" and self._stretch is None:
             self.respond(pending, {"step": self._snapshot.step, "changed": False})
             return
         self._record(pending, {} if command.steps is None else {"steps": command.steps}, source)
-        self._counted = command.steps is not None
+        pending.counts = command.steps is not None
         self.host.give_order(ResumeOrder(order=self.file(pending), steps=command.steps))
 
     def _order(self, command: c.ClientCommand, pending: Pending, source: Source) -> None:
@@ -208,7 +213,7 @@ class Desk:
 
     def paused(self) -> None:
         """Take notice that no counted stretch goes on any more."""
-        self._counted = False
+        self._stretch = None
 
     def _replay(self, command: c.Replay, pending: Pending) -> None:
         log = self._emitter.log
@@ -237,8 +242,10 @@ class Desk:
             return
         if error is not None:
             self._respond_error(error, pending)
-        else:
-            self.respond(pending, result or {})
+            return
+        if pending.cmd == "resume":
+            self._stretch = (order, pending) if pending.counts else None
+        self.respond(pending, result or {})
 
     def respond(self, pending: Pending, result: dict[str, Any]) -> None:
         """Answer that a command has taken effect."""

@@ -1,0 +1,166 @@
+"""A whole run, from `hello` to `end`, on the wire and in the log."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+from worker_driver import Line, Spawn
+
+
+def kinds(lines: list[Line]) -> list[str]:
+    """Name the lines by type, a phase by its name, repetitions once."""
+    names = [f"status {line['phase']}" if line["type"] == "status" else line["type"] for line in lines]
+    return [name for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
+
+
+def test_a_run_says_everything_in_order(run: Spawn) -> None:
+    worker = run(script={"valid_examples": 8, "step_ms": 1}, config={"max_steps": 10, "eval_every": 5})
+    end = worker.finish()
+    assert (end["outcome"], end["reason"], end["step"]) == ("completed", "finished", 10)
+    assert [name for name in kinds(worker.lines) if name not in ("progress", "log")] == [
+        "hello",
+        "attempt",
+        "status loading",
+        "status preparing",
+        "data",
+        "init",
+        "status running",
+        "epoch_start",
+        "step",
+        "eval_end",
+        "checkpoint",
+        "step",
+        "eval_end",
+        "checkpoint",
+        "epoch_end",
+        "checkpoint",
+        "complete",
+        "end",
+    ]
+    assert [line["step"] for line in worker.of("step")] == list(range(1, 11))
+    assert [line["split"] for line in worker.of("data")] == ["train", "valid"]
+
+
+def test_the_log_holds_the_same_lines_byte_for_byte(run: Spawn) -> None:
+    worker = run(script={"step_ms": 0})
+    worker.finish()
+    logged = (worker.run_dir / "events.jsonl").read_bytes().splitlines()
+    assert logged == [raw for raw, line in zip(worker.reader.raw, worker.lines, strict=True) if "seq" in line]
+    assert len(worker.log()) == len(logged)
+
+
+def test_hello_tells_version_features_and_limits(serve: Spawn) -> None:
+    worker = serve("--max-line", "9000")
+    hello = worker.wait()
+    assert hello["type"] == "hello"
+    assert (hello["protocol"], hello["minor"], hello["dialect"], hello["pid"]) == (1, 0, "native", worker.pid)
+    assert {"replay", "linger", "validate", "control_socket"} <= set(hello["features"])
+    limits = {"max_line_in": 1 << 20, "max_line_out": 9000, "max_open_commands": 256}
+    assert hello["limits"] == limits | {"max_response_backlog": 8 << 20, "max_backlog": 8 << 20}
+
+
+def test_start_is_answered_when_init_is_out(serve: Spawn) -> None:
+    worker = serve(script={"load_ms": 50})
+    response = worker.start()
+    init = worker.wait("init")
+    assert response["result"] == {
+        "run_id": init["run_id"],
+        "run_dir": str(worker.run_dir),
+        "total_steps": 20,
+        "resumed_from": None,
+    }
+    assert response["at_seq"] == init["seq"]
+    assert init["cause"] == response["id"]
+    assert worker.finish()["outcome"] == "completed"
+
+
+def test_every_path_on_the_wire_is_absolute(serve: Spawn) -> None:
+    worker = serve(config={"run_dir": "here", "model": "model", "data": "train.jsonl", "cache_dir": "cache"})
+    worker.start()
+    worker.finish()
+    init = worker.of("init")[0]
+    here = str(worker.folder / "here")
+    assert init["run_dir"] == here
+    assert [init["config"][key] for key in ("model", "data", "run_dir", "cache_dir")] == [
+        str(worker.folder / "model"),
+        str(worker.folder / "train.jsonl"),
+        here,
+        str(worker.folder / "cache"),
+    ]
+    assert [line["path"] for line in worker.of("checkpoint")][-1] == f"{here}/final" == worker.lines[-1]["checkpoint"]
+
+
+def test_words_win_over_the_file_wherever_they_stand(run: Spawn) -> None:
+    worker = run("max_steps=3", "--progress", "off", "batch_size=2")
+    worker.finish()
+    config = worker.of("init")[0]["config"]
+    assert (config["max_steps"], config["batch_size"]) == (3, 2)
+
+
+def test_progress_is_always_closed(run: Spawn) -> None:
+    worker = run(script={"acts": [{"do": "progress", "step": 2, "total": 5}]})
+    worker.finish()
+    last = {line["id"]: line for line in worker.of("progress")}
+    assert last
+    assert all(line["done"] == line["total"] for line in last.values())
+
+
+def test_an_update_that_is_not_finite_is_null_named_and_told(run: Spawn) -> None:
+    script = {"acts": [{"do": "non_finite", "step": 3}, {"do": "non_finite", "step": 5, "value": "-inf"}]}
+    worker = run(script=script)
+    assert worker.finish()["outcome"] == "completed"
+    steps = {line["step"]: line for line in worker.of("step")}
+    assert (steps[3]["loss"], steps[3]["non_finite"]["loss"], steps[3]["skipped"]) == (None, "nan", 1)
+    assert (steps[5]["loss"], steps[5]["non_finite"]["loss"]) == (None, "-inf")
+    assert [line["details"]["step"] for line in worker.of("log") if line.get("code") == "non_finite"] == [3, 5]
+
+
+def test_a_long_text_is_cut_and_named_and_the_line_stays_short(serve: Spawn) -> None:
+    script = {"completion": "\u2028\u00e4", "completion_repeat": 50_000, "step_ms": 5}
+    worker = serve("--max-line", "5000", script=script, limit=5000, config={"max_steps": 100000})
+    worker.begin()
+    response = worker.ask("generate", prompt="Hello")
+    assert response["ok"]
+    assert response["truncated"] == ["result.text"]
+    assert response["result"]["text"].startswith("\u2028\u00e4")
+    worker.send("stop")
+    worker.finish()
+
+
+def test_log_every_puts_updates_together_by_the_rule_of_slow_readers(run: Spawn) -> None:
+    worker = run(config={"log_every": 4, "max_steps": 10})
+    worker.finish()
+    assert sum(line["updates"] for line in worker.of("step")) == 10 > len(worker.of("step"))
+    assert sum(line["total_tokens"] for line in worker.of("step")) == worker.of("step")[-1]["trained_tokens"]
+
+
+@pytest.mark.parametrize("mode", ["run", "serve"])
+def test_two_sessions_by_scripted_clocks_are_the_same_byte_for_byte(
+    mode: str, request: pytest.FixtureRequest, tmp_path: Any
+) -> None:
+    spawn: Spawn = request.getfixturevalue(mode)
+    sessions = []
+    for number in range(2):
+        config = {"run_dir": str(tmp_path / "same"), "max_steps": 4, "resume": "never"}
+        words = ["--clock", "scripted"] + (["--overwrite"] if mode == "run" else [])
+        worker = spawn(*words, script={"clock": "scripted", "step_ms": 250}, config=config)
+        if mode == "serve":
+            worker.start(overwrite=True)
+        worker.finish()
+        sessions.append([raw for raw, line in zip(worker.reader.raw, worker.lines, strict=True) if "seq" in line])
+        assert worker.of("attempt")[0]["pid"] == 1, number
+    assert sessions[0] == sessions[1]
+
+
+def test_the_worker_never_imports_mlx_or_numpy(tmp_path: Any) -> None:
+    import subprocess
+
+    code = (
+        "import sys, trainwire_worker.__main__, trainwire_worker.worker\n"
+        "print([m for m in sys.modules if m.split('.')[0] in ('mlx', 'mlx_lm', 'numpy', 'transformers', 'tqdm')])"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert json.loads(printed.replace("'", '"')) == []
