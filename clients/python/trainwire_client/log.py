@@ -1,5 +1,6 @@
 """Reads a run's folder without its worker: the log's events, the metrics' history, the newest checkpoint."""
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -206,15 +207,9 @@ def _decoded(lines: Iterator[bytes], kind: type[Any]) -> Iterator[Any]:
     return (event for event in map(decode_log_line, lines) if isinstance(event, kind))
 
 
-def _chunks(events: Iterator[Any], count: int, max_points: int | None, join: Callable[[Any, Any], Any]) -> list[Any]:
-    size = 1 if not max_points else -(-count // max_points)
-    points: list[Any] = []
-    for number, event in enumerate(events):
-        if number % size:
-            points[-1] = join(points[-1], event)
-        else:
-            points.append(event)
-    return points
+def _chunks(events: Iterator[Any], size: int, join: Callable[[Any, Any], Any]) -> Iterator[Any]:
+    while chunk := list(itertools.islice(events, size)):
+        yield functools.reduce(join, chunk)
 
 
 def history(
@@ -236,12 +231,16 @@ def history(
         ("step", Step, [m for m in metrics if m in _STEP_METRICS], merge_steps),
         ("eval_end", EvalEnd, [m for m in metrics if m not in _STEP_METRICS], lambda a, b: b),
     ):
-        if names:
-            count = sum(1 for _ in _valid_events(path, kind, timeline)) if max_points else 0
-            points = _chunks(_decoded(_valid_events(path, kind, timeline), type_), count, max_points, join)
+        if not names:
+            continue
+        found.update((name, Series([], [])) for name in names)
+        size = 1
+        if max_points:
+            size = max(1, -(-sum(1 for _ in _valid_events(path, kind, timeline)) // max_points))
+        for point in _chunks(_decoded(_valid_events(path, kind, timeline), type_), size, join):
             for name in names:
-                field = _EVAL_FIELD.get(name, name)
-                found[name] = Series([p.step for p in points], [getattr(p, field) for p in points])
+                found[name].steps.append(point.step)
+                found[name].values.append(getattr(point, _EVAL_FIELD.get(name, name)))
     return {name: found[name] for name in metrics}
 
 

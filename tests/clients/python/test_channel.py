@@ -17,7 +17,7 @@ from trainwire_client.testing import LINES
 from trainwire_protocol.coalesce import merge_steps
 from trainwire_protocol.codec import decode_command, decode_message
 from trainwire_protocol.commands import GetStatus, SaveCheckpoint
-from trainwire_protocol.events import Gap, Hello, Progress, Step
+from trainwire_protocol.events import EVENT_TYPES, TRANSPORT_TYPES, Gap, Hello, Progress, Step, type_name
 
 
 def line(kind: str, **fields: Any) -> bytes:
@@ -169,6 +169,7 @@ def test_waiting_for_an_event_ends_with_the_time() -> None:
 def test_the_kit_s_sample_lines_are_those_of_the_cases_and_whole_messages() -> None:
     shared = Path(__file__).parents[3] / "clients" / "cases" / "lines.json"
     assert json.loads(shared.read_text()) == LINES
+    assert set(LINES) == {type_name(kind) for kind in (*EVENT_TYPES, *TRANSPORT_TYPES)}
     for kind in LINES:
         message = decode_message(line(kind))
         assert not isinstance(message, dict)
