@@ -113,7 +113,7 @@ class EventStream extends EventEmitter {
   /** Fills what the log has beyond the last event that arrived, and waits for all filling to end. */
   async _catchUp() {
     while (this.#filling) await this.#filling
-    if (this.runDir === null) return
+    if (this.runDir === null || this.lastSeq === 0) return
     this.#fill(this.lastSeq + 1, Infinity)
     while (this.#filling) await this.#filling
   }

@@ -118,8 +118,8 @@ class LaunchedRun extends Run {
     const { overwrite, linger } = this.#options
     const parameters = { config: this.#config }
     if (resume !== undefined) parameters.resume = resume
-    // A worker that is started again must not wipe what the first one wrote.
-    if (overwrite && this.restarts === 0) parameters.overwrite = true
+    // A worker that goes on with the run must not wipe what the first one wrote.
+    if (overwrite && this.lastSeq === 0) parameters.overwrite = true
     if (linger) parameters.linger = true
     const worker = this.#worker
     worker.channel.request('start', parameters).then(
@@ -199,9 +199,11 @@ class LaunchedRun extends Run {
         // The first restart is at once; a worker that keeps dying is given time.
         if (before > 0) await sleep(Math.min(50 * 2 ** before, 5000))
         if (this.#closing) break
-        this.#afterRestart = true
+        // Without an event of this run the folder's log is that of an older one.
+        const begun = this.lastSeq > 0
+        this.#afterRestart = begun
         try {
-          await this.#spawn('auto')
+          await this.#spawn(begun ? 'auto' : this.#options.resume)
           return
         } catch (failure) {
           error = failure

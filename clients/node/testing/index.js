@@ -27,26 +27,28 @@ function fakeWorker(script) {
 }
 
 /**
- * Turns a recorded session, the stdout of a worker, into a script: `hello` at once, the rest after `start`; each
- * response waits for its command.
+ * Turns a recorded session, the stdout of a worker, into a script that plays its lines as they stand.
+ *
+ * Before the first line that names a command (an event's `cause`, a response's `id`) that command is awaited, and the
+ * client's id is put in from there on.
  */
 function session(file) {
+  const lines = fs.readFileSync(file, 'utf8').split('\n').filter(Boolean).map((line) => JSON.parse(line))
+  const commands = new Map()
+  for (const { type, id, cmd } of lines) if (type === 'response' && id !== null) commands.set(id, cmd)
   const worker = []
-  for (const line of fs.readFileSync(file, 'utf8').split('\n')) {
-    if (line === '') continue
-    const message = JSON.parse(line)
-    if (message.type === 'response' && message.cmd !== 'start' && message.cmd !== null) {
-      worker.push({ await: message.cmd }, { answer: message.cmd, ...pick(message, ['result', 'error', 'at_seq']) })
-    } else if (message.type === 'response') {
-      if (message.cmd === 'start') worker.push({ answer: 'start', ...pick(message, ['result', 'error', 'at_seq']) })
-    } else worker.push({ raw: `${line}\n` })
-    if (message.type === 'hello') worker.push({ await: 'start' })
-    if (message.type === 'end') worker.push({ exit: message.exit_code })
+  for (const line of lines) {
+    const id = line.type === 'response' ? line.id : line.cause
+    if (commands.has(id)) {
+      worker.push({ await: commands.get(id), as: id })
+      commands.delete(id)
+    }
+    const { pid, ...hello } = line
+    worker.push(line.type === 'hello' ? { hello } : { verbatim: line })
+    if (line.type === 'end') worker.push({ exit: line.exit_code })
   }
   return { worker }
 }
-
-const pick = (object, keys) => Object.fromEntries(keys.filter((key) => key in object).map((key) => [key, object[key]]))
 
 /** Completes a message from a sample of its type, for tests of code that handles events. */
 function sample(type, fields = {}) {

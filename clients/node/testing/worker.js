@@ -41,6 +41,8 @@ class FakeWorker {
   #commands = []
   #last = {}
   #id = null
+  /** The ids of a recorded session, each with the client's for the same command. */
+  #ids = new Map()
   #log
   #seq = 0
   #step = 0
@@ -73,7 +75,11 @@ class FakeWorker {
     chunks: (size) => (this.#chunks = size),
     log_raw: (text) => fs.appendFileSync(this.#log, text),
     stderr: (text) => fs.writeSync(2, text),
-    await: (cmd, { with: expected }) => this.#await(cmd, expected),
+    verbatim: (line) => this.#write(Buffer.from(`${ascii(this.#renamed(line))}\n`)),
+    await: (cmd, { with: expected, as }) => {
+      const { id } = this.#await(cmd, expected) ?? {}
+      if (as !== undefined) this.#ids.set(as, id)
+    },
     answer: (cmd, action) => this.#answer(cmd, action),
     start: (fields) => {
       const { config } = this.#await('start')
@@ -111,6 +117,12 @@ class FakeWorker {
     if (typeof value !== 'object' || value === null) return value
     if (value.$repeat) return value.$repeat[0].repeat(value.$repeat[1])
     return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, this.#fill(item)]))
+  }
+
+  #renamed(line) {
+    const renamed = { ...line }
+    for (const key of ['id', 'cause']) if (this.#ids.has(line[key])) renamed[key] = this.#ids.get(line[key])
+    return renamed
   }
 
   #send(line, to = 'both') {
