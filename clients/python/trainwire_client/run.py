@@ -1,5 +1,6 @@
 """A run whose worker is a child of this process: spawned, supervised, brought down by a ladder, or let go."""
 
+import functools
 import os
 import signal
 import threading
@@ -17,7 +18,7 @@ from .core import Core, death
 from .errors import ClientError, CommandTimeout, NoWorker, ProtocolMismatch, WorkerDied
 from .handle import Handle
 from .process import Shutdown, WorkerProcess
-from .requests import OpenCommand
+from .requests import OpenCommand, Send
 from .results import Result, Rung
 
 SERVE = "serve"
@@ -59,14 +60,20 @@ class Run(Handle):
         self._closing = False
         self._greeted = threading.Event()
         self._gate = threading.Lock()
+        self._processes = 0
         self._core.describe = lambda: f"The worker (pid {self._process.pid})"
+        self._core.requests.connect(*self._new_connection())
         self._spawn()
-        self._core.requests.connect(self._channel, self._send)
-        self._process.start()
+
+    def _new_connection(self) -> tuple[Channel, Send]:
+        """Make the channel to the next process, and the way by which commands go to it and to no other."""
+        with self._gate:
+            self._processes += 1
+            self._begun, self._held = False, list[bytes]()
+            self._channel = Channel()
+            return self._channel, functools.partial(self._send, self._processes)
 
     def _spawn(self) -> None:
-        self._channel = Channel()
-        self._begun, self._held = False, list[bytes]()
         self._process = WorkerProcess(
             self._command,
             self._arguments,
@@ -76,10 +83,13 @@ class Run(Handle):
             on_data=self._on_data,
             on_closed=self._on_closed,
         )
+        self._process.start()
 
-    def _send(self, line: bytes) -> None:
-        """Send a command, but none before the one that begins the run."""
+    def _send(self, process: int, line: bytes) -> None:
+        """Send a command, but none before the one that begins the run, and none to a later process."""
         with self._gate:
+            if process != self._processes:
+                return
             if self._begun:
                 self._process.send(line)
             else:
@@ -152,12 +162,11 @@ class Run(Handle):
         self._core.restarts += 1
         if self._core.begun:
             self._parameters |= {"resume": "auto", "overwrite": None}
+        self._core.lose(error, *self._new_connection())
         try:
             self._spawn()
         except (ClientError, OSError):
             return False
-        self._core.lose(error, self._channel, self._send)
-        self._process.start()
         return True
 
     def _wait_for_hello(self, timeout: float) -> None:
