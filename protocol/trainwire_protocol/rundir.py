@@ -4,10 +4,12 @@ import contextlib
 import fcntl
 import hashlib
 import os
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
+import orjson
 from msgspec import Meta
 
 from .events import CheckpointKind
@@ -65,6 +67,19 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     def bytes(self) -> int:
         """Size of its files."""
         return sum(entry.size for entry in self.manifest.files.values())
+
+
+def read_log(run_dir: Path, kinds: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Go through the whole lines of a run's log that are events of these types, as JSON objects.
+
+    Void steps of abandoned timelines are among them; a missing log has no lines.
+    """
+    marks = {f'{{"type":"{kind}"'.encode() for kind in kinds}
+    with contextlib.suppress(FileNotFoundError), (run_dir / LOG_NAME).open("rb") as file:
+        for line in file:
+            if line[: line.find(b",")] in marks and line.endswith(b"\n"):
+                with contextlib.suppress(orjson.JSONDecodeError):
+                    yield orjson.loads(line)
 
 
 class LockInfo(msgspec.Struct, omit_defaults=True):

@@ -58,7 +58,7 @@ def test_a_living_run_is_seen_and_stopped_from_another_shell(running: subprocess
 
 
 def test_stop_waits_for_the_checkpoint_and_names_it(tmp_path: Path) -> None:
-    process = start(tmp_path, {"step_ms": 20})
+    process = start(tmp_path, {"acts": [{"do": "await_order", "step": 3}]})
     read_until(process, "step", step=2)
     stopped = trainwire("stop", tmp_path / "runs/c")
     assert stopped.returncode == 0, stopped.stderr

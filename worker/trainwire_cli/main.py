@@ -11,6 +11,8 @@ COMMANDS = {
     "runs": "list the runs in a folder, alive or dead",
     "status": "show one run",
     "stop": "end a run from another shell",
+    "plot": "draw the curves of one or several runs",
+    "report": "write a run as one HTML page",
     "export": "write a checkpoint in a form that mlx-lm, peft or transformers loads",
     "config": "print the documented default config file",
     "schema": "print the JSON Schema of the protocol and the config",

@@ -6,9 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from trainwire_protocol.rundir import LOG_NAME, LockInfo, list_checkpoints, lock_holder
+from trainwire_protocol.rundir import LOG_NAME, LockInfo, list_checkpoints, lock_holder, read_log
 
 _KINDS = ("attempt", "init", "step", "eval_end", "status", "error", "end", "complete")
 
@@ -38,24 +36,14 @@ class Overview:
         return asdict(self)
 
 
-def _last_events(log: Path) -> dict[str, dict[str, Any]]:
+def _last_events(run_dir: Path) -> dict[str, dict[str, Any]]:
     """Give the last event of each kind that matters."""
-    last: dict[str, bytes] = {}
-    marks = {f'{{"type":"{kind}"'.encode(): kind for kind in _KINDS}
-    with log.open("rb") as file:
-        for line in file:
-            kind = marks.get(line[: line.find(b",")]) if line.endswith(b"\n") else None
-            if kind is not None:
-                last[kind] = line
-    return {kind: orjson.loads(line) for kind, line in last.items()}
+    return {event["type"]: event for event in read_log(run_dir, _KINDS)}
 
 
 def look_at(run_dir: Path) -> Overview | None:
     """Read a run folder; None if it holds no run."""
-    log = run_dir / LOG_NAME
-    if not log.is_file():
-        return None
-    last = _last_events(log)
+    last = _last_events(run_dir)
     if "attempt" not in last:
         return None
     attempt = last["attempt"]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from trainwire_protocol.rundir import LOG_NAME
+from trainwire_protocol.rundir import read_log
 from trainwire_protocol.version import VERSION
 
 _POINTS = 12
@@ -33,20 +31,15 @@ model = PeftModel.from_pretrained(base, "THIS_FOLDER")
 }
 
 
-def loss_curve(log: Path, up_to_step: int) -> list[tuple[int, float]]:
+def loss_curve(run_dir: Path, up_to_step: int) -> list[tuple[int, float]]:
     """Give a few (step, loss) points of the current timeline of a run's log, the last one included."""
     losses: dict[int, float] = {}
-    if not log.is_file():
-        return []
-    with log.open("rb") as file:
-        for line in file:
-            if line.startswith(b'{"type":"attempt"'):
-                start = orjson.loads(line).get("resumed_from_step") or 0
-                losses = {step: loss for step, loss in losses.items() if step <= start}
-            elif line.startswith(b'{"type":"step"'):
-                event = orjson.loads(line)
-                if event.get("loss") is not None and event["step"] <= up_to_step:
-                    losses[event["step"]] = event["loss"]
+    for event in read_log(run_dir, ("attempt", "step")):
+        if event["type"] == "attempt":
+            start = event.get("resumed_from_step") or 0
+            losses = {step: loss for step, loss in losses.items() if step <= start}
+        elif event["loss"] is not None and event["step"] <= up_to_step:
+            losses[event["step"]] = event["loss"]
     steps = sorted(losses)
     if len(steps) > _POINTS:
         steps = [steps[round(i * (len(steps) - 1) / (_POINTS - 1))] for i in range(_POINTS)]
@@ -71,7 +64,7 @@ def model_card(checkpoint: Path, state: dict[str, Any], adapter: dict[str, Any] 
     if adapter is not None:
         parameters = adapter["lora_parameters"]
         lines.append(f"- Adapters: rank {parameters['rank']}, scale {parameters['scale']:g}")
-    curve = loss_curve(checkpoint.parent / LOG_NAME, step)
+    curve = loss_curve(checkpoint.parent, step)
     if curve:
         lines += ["", "## Loss", "", "| step | loss |", "|---|---|", *(f"| {s} | {loss:.4f} |" for s, loss in curve)]
     lines += ["", "## How to load it", "", _LOADING[form].replace("BASE_MODEL", str(config.get("model", "BASE_MODEL")))]
