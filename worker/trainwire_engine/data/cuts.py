@@ -59,8 +59,9 @@ class CutRules:
 def cut_rules(backend: Any) -> CutRules | None:
     """Read the rules off a tokenizer; None where it is not known that its text can be cut."""
     model = backend.model
-    plain = model.dropout is None and not model.continuing_subword_prefix and not model.end_of_word_suffix
-    if type(model).__name__ != "BPE" or not plain or (model.unk_token and not model.byte_fallback):
+    if type(model).__name__ != "BPE" or model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix:
+        return None
+    if model.unk_token and not model.byte_fallback:
         return None
     normalizer, splits = _state(backend.normalizer), _state(backend.pre_tokenizer)
     if normalizer == {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
@@ -83,9 +84,10 @@ def _rules_of_vocabulary(vocabulary: Iterable[str]) -> CutRules | None:
     """The rules of a tokenizer that merges over whole texts: no token may reach over a cut."""
     not_after = {"▁"}  # it stands for a space when it is in the text itself
     for token in vocabulary:
-        if re.search(r"\n[^\n▁]", token):
+        if "\n" in token and re.search(r"\n[^\n▁]", token):
             return None
-        not_after.update(re.findall(r"([^▁\s])(?=▁)", token))
+        if "▁" in token[1:]:
+            not_after.update(re.findall(r"([^▁\s])(?=▁)", token))
     return CutRules(newline_runs=True, not_after="".join(not_after)) if len(not_after) <= 8 else None
 
 

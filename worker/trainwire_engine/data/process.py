@@ -170,4 +170,3 @@ def serve() -> None:
     encoder = Encoder(Tokenizer.from_recipe(start["tokenizer"]), Options(**start["options"]))
     while (frame := _read(source)) is not None:
         _write(target, _answer(encoder, *frame))
-

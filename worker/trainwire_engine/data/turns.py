@@ -120,6 +120,7 @@ class TurnFinder:
                 until = Signed([""], [])
             if until.last(contents.roots) == contents.roots[whole.signs[last]]:
                 length = self._shared(until.literals[-1], literal)
+                length = self._other_mark(until.literals[-1], literal, length)
             elif mark := self._marks.search(literal):
                 length = mark.end()
             else:
@@ -127,6 +128,13 @@ class TurnFinder:
         marks = list(self._marks.finditer(literal, 0, length))
         if marks and not literal[marks[-1].end() : length].strip():
             return marks[-1].end()
+        return length
+
+    def _other_mark(self, until: str, literal: str, length: int) -> int:
+        """Take the mark in where the last turn of a conversation ends with another one than those before."""
+        mark = self._marks.match(literal, length)
+        if mark and self._marks.match(until, length) and not self._marks.search(literal, 0, length):
+            return mark.end()
         return length
 
     def _shared(self, one: str, other: str) -> int:

@@ -22,7 +22,7 @@ _LONGEST_KEPT = 64
 
 # Units begin before a run of spaces, or behind newlines; where these meet, only if several newlines are no trouble.
 _UNITS_WITH_RUNS = r" *[^ \n]+\n*| *\n+| +"
-_UNITS = r" *[^ \n]+(?:\n(?=[^ \n]))?|[ \n]+"
+_UNITS = r" *[^ \n]+(?:\n(?=\S))?|[ \n]+"
 
 _Items = bytes | list[bytes | str]
 """Encoded words; a list as long as there are words to be encoded among them."""

@@ -1,0 +1,162 @@
+"""Encoding word by word gives the tokens of the whole text, for every kind of tokenizer it is allowed for."""
+
+from __future__ import annotations
+
+import bisect
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data.kit import MARKS, byte_level
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
+
+from trainwire_engine.data.words import WordEncoder, any_of
+from trainwire_engine.tokenizer import Tokenizer
+
+PIECES = [
+    *(" ", "  ", "   ", "\n", "\n\n", " \n", "\n ", "\t", "\r\n", "\r", "/", "//", ".", ",", "(", ")", ">", "</", "_"),
+    *("a", "Ab", "hello", "HELLO", "don't", "'s", "'T", "1", "12", "1234", "é", "e\u0301", "日本", "漢字かな", "안녕"),
+    *(
+        "🙂",
+        "👨‍👩‍👧",
+        "\u200b",
+        "\u00a0",
+        "\u3000",
+        "\u2028",
+        "\x1c",
+        "\x85",
+        "\0",
+        "▁",
+        "ﬁ",
+        "ß",
+        "İ",
+        "٣",
+        "ก็",
+        "@#x",
+    ),
+    *("<|im_end|>", "<|im_start|>", "<|end|>", "<|en", "<think>", "<｜User｜>", "user\n", "a/b", ".\n/x", "x:\n    y"),
+]
+LLAMA = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+
+
+def texts_of(seed: int, count: int) -> list[str]:
+    chance = random.Random(seed)
+    return ["".join(chance.choices(PIECES, k=chance.randrange(1, 40))) for _ in range(count)]
+
+
+def check(backend: Any, texts: Sequence[str], seed: int) -> None:
+    """Compare tokens, and the first token at or behind three places, with what the tokenizer says of the whole."""
+    backend.post_processor = None
+    words = WordEncoder.of(backend)
+    assert words is not None
+    chance = random.Random(seed)
+    places = [sorted(chance.choices(range(len(text) + 1), k=3)) for text in texts]
+    for start in range(0, len(texts), 100):
+        part, cuts = texts[start : start + 100], places[start : start + 100]
+        encodings = backend.encode_batch(part, add_special_tokens=False)
+        for text, wanted, at, (ids, found) in zip(part, encodings, cuts, words(part, cuts)):
+            assert ids.tolist() == wanted.ids, repr(text)
+            assert found == [bisect.bisect_left(wanted.offsets, (place,)) for place in at], (text, at)
+
+
+def trained_on(pre_tokenizer: Any, normalizer: Any = None) -> Backend:
+    """A byte-level tokenizer with merges over spaces and newlines, as far as its pre-tokenizer lets them happen."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500,
+        special_tokens=[AddedToken(mark, special=True) for mark in MARKS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts_of(1, 400), trainer)
+    backend.add_tokens([AddedToken("user\n", normalized=True), AddedToken("\n\n\n", normalized=False)])
+    return backend
+
+
+def split(pattern: str) -> Any:
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), last])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: trained_on(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+        lambda: trained_on(
+            pre_tokenizers.Sequence(
+                [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+            )
+        ),
+        lambda: trained_on(split(LLAMA)),
+        lambda: trained_on(split(LLAMA), normalizers.NFC()),
+    ],
+    ids=["gpt2", "digits", "llama", "nfc"],
+)
+def test_small_tokenizers(make: Callable[[], Backend]) -> None:
+    check(make(), texts_of(2, 1500), seed=3)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gemma3", "deepseek_v3", "gptoss"])
+def test_real_tokenizers(real_tokenizer: Callable[[str], Path], name: str) -> None:
+    tokenizer = Tokenizer.from_folder(real_tokenizer(name), "{{ messages }}")
+    code = [Path(__file__).read_text(encoding="utf-8")[i : i + 2000] for i in range(0, 6000, 2000)]
+    check(tokenizer.backend, texts_of(4, 1000) + code, seed=5)
+
+
+def test_a_bounded_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainwire_engine.data.words._KEPT_WORDS", 20)
+    check(byte_level(), texts_of(6, 500), seed=7)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda backend: backend.add_tokens([AddedToken("<x>", lstrip=True)]),
+        lambda backend: backend.add_tokens([AddedToken("<x>", single_word=True)]),
+        lambda backend: setattr(backend, "normalizer", normalizers.Lowercase()),
+        lambda backend: setattr(backend, "pre_tokenizer", split(r"\S+\s*|\s+(?!\S)|\s+")),
+        lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        lambda backend: setattr(backend, "model", models.WordPiece({"a": 0}, unk_token="a")),
+    ],
+)
+def test_tokenizers_of_other_kinds_are_left_alone(spoil: Callable[[Any], Any]) -> None:
+    backend = byte_level()
+    spoil(backend)
+    assert WordEncoder.of(backend) is None
+
+
+def merging_backend(*merges: tuple[str, str]) -> Backend:
+    """A tokenizer of Gemma's kind: spaces become ▁, and merges may go over the whole text."""
+    letters = [*"abx>/▁\n", "<"]
+    vocabulary = {token: index for index, token in enumerate([*letters, *("".join(pair) for pair in merges)])}
+    backend = Backend(models.BPE(vocab=vocabulary, merges=list(merges), fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    return backend
+
+
+def test_a_vocabulary_says_where_merges_reach_over_spaces() -> None:
+    backend = merging_backend(("a", "b"), ("▁", "ab"), ("▁", "/"), (">", "▁/"), ("▁", "▁"), ("\n", "\n"))
+    chance = random.Random(8)
+    texts = ["".join(chance.choices([*"abx>/ \n▁"], k=12)) for _ in range(500)]
+    check(backend, texts, seed=9)
+
+
+def test_a_vocabulary_with_merges_behind_newlines_is_left_alone() -> None:
+    assert WordEncoder.of(merging_backend(("\n", "a"))) is None
+
+
+def test_the_pattern_of_texts_finds_the_longest() -> None:
+    import re
+
+    pattern = re.compile(any_of(["a", "ab", "abc", "b.", "*"]))
+    assert pattern.findall("abcd ab aab b.b *") == ["abc", "ab", "a", "ab", "b.", "*"]
