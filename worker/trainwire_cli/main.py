@@ -8,6 +8,7 @@ COMMANDS = {
     "run": "train with a config file: trainwire run CONFIG.toml [key=value ...]",
     "serve": "wait for a start command on stdin",
     "demo": "make a small model, train it and show what it learned",
+    "watch": "show a run live in the terminal",
     "runs": "list the runs in a folder, alive or dead",
     "status": "show one run",
     "stop": "end a run from another shell",

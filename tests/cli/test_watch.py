@@ -1,0 +1,198 @@
+"""`trainwire watch`: what the view knows and draws, and that its keys steer a real run."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainwire_client import Attempt, Checkpoint, ConfigChanged, End, Init, Status, Step
+from trainwire_protocol.events import Change
+
+pytest.importorskip("rich", reason="rich is not installed: pip install 'trainwire[view]'")
+pytest.importorskip("uniplot", reason="uniplot is not installed: pip install 'trainwire[view]'")
+
+from rich.console import Console
+
+from trainwire_cli.watch_state import WatchState
+from trainwire_cli.watch_view import draw
+
+ENVIRONMENT = {**os.environ, "PYTHONSAFEPATH": "1", "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+
+
+def step(number: int, loss: float | None) -> Step:
+    """A step event."""
+    return Step(
+        step=number, loss=loss, total_tokens=10, training_time_ms=1.0, updates=1, total_steps=100, epoch=1,
+        epoch_progress=0.5, learning_rate=1e-4, grad_norm=1.0, token_accuracy=0.5, perplexity=2.0, trained_tokens=10,
+        tokens_per_second=12345.0, padding_fraction=0.1, micro_batches=1, data_time_ms=0.0, active_bytes=1,
+        cache_bytes=1, peak_bytes=5 * 10**8, eta_ms=65_000, skipped=0,
+    )  # fmt: skip
+
+
+def init(start: int = 0) -> Init:
+    """An init event."""
+    return Init(
+        model="m", config={"learning_rate": 2e-4}, training_type="sft", run_id="r", run_name="demo", run_dir="/r",
+        total_steps=100, trainable_parameters=1, total_parameters=1, examples=1, start_step=start, device="cpu",
+        head="full",
+    )  # fmt: skip
+
+
+def followed(*events: object) -> WatchState:
+    """The state after events."""
+    state = WatchState()
+    for event in events:
+        state.observe(event)
+    return state
+
+
+def drawn(state: WatchState, width: int, height: int = 40) -> str:
+    """The view as text."""
+    console = Console(width=width, height=height, file=io.StringIO(), color_system=None)
+    with console.capture() as captured:
+        console.print(draw(state, width, height, "keys", "remark"))
+    return captured.get()
+
+
+def test_a_resume_takes_back_what_was_abandoned() -> None:
+    events = [step(1, 3.0), step(2, 2.0), step(3, 9.0)]
+    again = Attempt(run_id="r", attempt=2, protocol=1, worker="0", pid=1, resumed_from_step=2)
+    assert followed(*events, again, step(3, None)).losses == [(1, 3.0), (2, 2.0)]
+
+
+def test_the_peak_follows_what_was_set() -> None:
+    changed = ConfigChanged(changes={"learning_rate": Change(from_=2e-4, to=1e-4)}, effective_step=3)
+    assert followed(init()).peak == 2e-4
+    assert followed(init(), changed).peak == 1e-4
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_view_fits_the_terminal_and_shows_what_matters(width: int) -> None:
+    saved = Checkpoint(path="/r/checkpoint-000050", step=50, bytes=1, kind="periodic")
+    running = Status(phase="running", message="Training.", activity="train", step=0)
+    text = drawn(followed(init(), running, *(step(i, 3.0 / i) for i in range(1, 60)), saved), width)
+    assert all(len(line) <= width for line in text.splitlines())
+    for part in (
+        "demo",
+        "running",
+        "59/100",
+        "ETA 1:05",
+        "0.0508",
+        "0.0001",
+        "12,345",
+        "500 MB",
+        "checkpoint periodic",
+    ):
+        assert part in text, part
+
+
+def test_a_view_without_anything_yet_is_drawn() -> None:
+    assert "The loss curve begins" in drawn(WatchState(), 80)
+
+
+class Terminal:
+    """A process on a pseudo-terminal."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=ENVIRONMENT)
+        os.close(slave)
+        self.text = ""
+
+    def read_until(self, seen: Callable[[str], bool], seconds: float = 60.0) -> None:
+        """Read what is drawn until it satisfies."""
+        deadline = time.monotonic() + seconds
+        while not seen(self.text):
+            assert time.monotonic() < deadline, self.text[-2000:]
+            if not select.select([self.master], [], [], 1.0)[0]:
+                continue
+            try:
+                data = os.read(self.master, 1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                assert seen(self.text), self.text[-2000:]
+                return
+            self.text += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", data.decode("utf-8", "replace"))
+
+    def press(self, key: str) -> None:
+        """Type a key."""
+        os.write(self.master, key.encode())
+
+    def close(self) -> int:
+        """Wait for the end."""
+        self.read_until(lambda _: self.process.poll() is not None)
+        os.close(self.master)
+        return self.process.wait(30)
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Path:
+    """A folder with a config and a script whose third update waits for an order."""
+    (tmp_path / "c.toml").write_text('model = "m/m"\ndata = "d/d"\n')
+    acts = [{"do": "await_order", "step": 3}, {"do": "await_order", "step": 5}]
+    (tmp_path / "script.json").write_text(json.dumps({"acts": acts}))
+    return tmp_path
+
+
+def run_command(folder: Path) -> list[str]:
+    """The command of the scripted run in a folder."""
+    script = ["--engine", "fake", "--script", str(folder / "script.json")]
+    return [sys.executable, "-m", "trainwire_cli", "run", str(folder / "c.toml"), *script]
+
+
+def test_keys_steer_a_run_of_another_shell(waiting: Path) -> None:
+    with subprocess.Popen(
+        run_command(waiting), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=ENVIRONMENT
+    ) as other:
+        assert other.stdout is not None
+        assert any(b'"type":"step"' in line and b'"step":2' in line for line in other.stdout)
+        view = Terminal([sys.executable, "-m", "trainwire_cli", "watch", str(waiting / "runs/c")])
+        view.read_until(lambda text: "2/20" in text)
+        view.press("p")
+        view.read_until(lambda text: "pause: done" in text)
+        view.press("p")
+        view.read_until(lambda text: "resume: done" in text)
+        view.press("s")
+        view.read_until(lambda text: "stopped" in text)
+        assert view.close() == 0
+        other.stdout.read()
+    assert other.returncode == 0
+
+
+def test_the_end_of_a_pipe_shows_a_run_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('model = "m/m"\ndata = "d/d"\n')
+    (tmp_path / "script.json").write_text("{}")
+    left = " ".join(run_command(tmp_path))
+    view = Terminal(["bash", "-c", f"{left} </dev/null 2>/dev/null | {sys.executable} -m trainwire_cli watch"])
+    view.read_until(lambda text: "completed" in text)
+    assert view.close() == 0
+    assert "20/20" in view.text
+
+
+def test_without_a_terminal_it_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "trainwire_cli", "watch", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=30)
+    assert done.returncode == 2
+    assert "needs a terminal" in done.stderr
+
+
+def test_the_end_shows_its_checkpoint() -> None:
+    end = End(
+        outcome="stopped", reason="stop", step=2, checkpoint="/r/checkpoint-000002", resumable=True, resume_args=[],
+        exit_code=0,
+    )  # fmt: skip
+    text = drawn(followed(init(), step(1, 2.0), end), 80)
+    assert "stopped" in text
+    assert "/r/checkpoint-000002" in text

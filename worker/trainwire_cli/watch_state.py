@@ -1,0 +1,97 @@
+"""What the live view shows, folded from events one by one."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainwire_client import (
+    Attempt,
+    Checkpoint,
+    ConfigChanged,
+    End,
+    EpochStart,
+    Error,
+    EvalEnd,
+    Generation,
+    Init,
+    Log,
+    Progress,
+    Status,
+    Step,
+)
+
+MAX_POINTS = 4000
+"""Points of a curve that are kept; beyond them every other one is given up."""
+
+
+@dataclass
+class WatchState:
+    """A run as the view knows it."""
+
+    name: str = ""
+    model: str = ""
+    phase: str = "idle"
+    activity: str = "none"
+    message: str = ""
+    total_steps: int = 0
+    peak: float | None = None
+    """The schedule's peak, which `set` changes."""
+    epoch: int = 0
+    total_epochs: int = 0
+    newest: Step | None = None
+    valid: EvalEnd | None = None
+    checkpoint: Checkpoint | None = None
+    progress: Progress | None = None
+    end: End | None = None
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    valid_losses: list[tuple[int, float]] = field(default_factory=list)
+    notices: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=50))
+    generations: deque[Generation] = field(default_factory=lambda: deque(maxlen=8))
+
+    def observe(self, event: Any) -> None:
+        """Take notice of an event."""
+        if isinstance(event, Step):
+            self.newest, self.total_steps = event, event.total_steps
+            if event.loss is not None:
+                self.losses.append((event.step, event.loss))
+                if len(self.losses) > MAX_POINTS:
+                    self.losses = self.losses[::2]
+        elif isinstance(event, Status):
+            self.phase, self.activity, self.message = event.phase, event.activity, event.message
+        elif isinstance(event, EvalEnd):
+            self.valid = event
+            if event.valid_loss is not None:
+                self.valid_losses.append((event.step, event.valid_loss))
+        elif isinstance(event, Attempt):
+            start = event.resumed_from_step or 0
+            self.losses = [point for point in self.losses if point[0] <= start]
+            self.valid_losses = [point for point in self.valid_losses if point[0] <= start]
+            self.end = None
+        elif isinstance(event, Init):
+            self.name, self.model, self.total_steps = event.run_name, event.model, event.total_steps
+            self.progress = None
+            self.peak = event.config.get("learning_rate")
+        elif isinstance(event, EpochStart):
+            self.epoch, self.total_epochs = event.epoch, event.total_epochs
+        elif isinstance(event, Progress):
+            self.progress = None if event.done >= event.total else event
+        else:
+            self._observe_rest(event)
+
+    def _observe_rest(self, event: Any) -> None:
+        if isinstance(event, Checkpoint):
+            self.checkpoint = event
+            self.notices.append(("info", f"step {event.step}: checkpoint {event.kind}"))
+        elif isinstance(event, Generation):
+            self.generations.append(event)
+        elif isinstance(event, Log):
+            self.notices.append((event.level, event.message))
+        elif isinstance(event, ConfigChanged):
+            if "learning_rate" in event.changes:
+                self.peak = event.changes["learning_rate"].to
+            changed = ", ".join(f"{key} = {change.to}" for key, change in event.changes.items())
+            self.notices.append(("info", f"from step {event.effective_step} on: {changed}"))
+        elif isinstance(event, Error):
+            self.notices.append(("error", event.message + (f" {event.hint}" if event.hint else "")))
+        elif isinstance(event, End):
+            self.end, self.phase, self.activity = event, "ended", "none"
