@@ -45,7 +45,7 @@ def evaluate(
         tokens += int(batch.weights.sum())
         # The next batch is under way while the one before is read.
         ahead = sums(batch)
-        mx.async_eval(*ahead)  # type: ignore[no-untyped-call]
+        mx.async_eval(*ahead)
         if running is not None:
             loss, correct = loss + float(running[0]), correct + float(running[1])
         running = ahead

@@ -112,6 +112,11 @@ class Saves:
             else:
                 self._tell_failure(done, done.error)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written now."""
+        return self._saver.busy
+
     def settle(self) -> None:
         """Wait for what is being written, and announce it."""
         self._saver.wait()
