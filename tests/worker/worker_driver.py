@@ -238,8 +238,9 @@ class Worker(Steering):
             "cwd": folder,
             "bufsize": 0,
         }
-        environment = {**os.environ, "PYTHONSAFEPATH": "1", **(popen.pop("env", None) or {})}
-        environment.pop("MLX_TUI_MODE", None) if "MLX_TUI_MODE" not in (popen.get("env") or {}) else None
+        inherited = {key: value for key, value in os.environ.items() if key != "MLX_TUI_MODE"}
+        environment = {**inherited, "PYTHONSAFEPATH": "1", **(popen.pop("env", None) or {})}
+        self._controllers: list[Controller] = []
         self.started = time.monotonic()
         self.process = subprocess.Popen(self.command, env=environment, **{**settings, **popen})
         stdout = self.process.stdout
@@ -326,13 +327,16 @@ class Worker(Steering):
         holder = lock_holder(self.run_dir)
         assert holder is not None
         assert holder.socket is not None
-        return Controller(holder.socket)
+        self._controllers.append(Controller(holder.socket))
+        return self._controllers[-1]
 
     def clean(self) -> None:
         """Leave nothing behind."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        for controller in self._controllers:
+            controller.close()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
