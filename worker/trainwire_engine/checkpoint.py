@@ -55,7 +55,7 @@ class Done:
     path: Path
     step: int
     bytes: int = 0
-    error: OSError | None = None
+    error: Exception | None = None
 
 
 @dataclass
@@ -127,7 +127,7 @@ class Saver:
                     source = done.path
                 else:
                     done = self._link(source, job.snapshot.step, target)
-            except OSError as error:
+            except Exception as error:
                 done = Done(target, path, job.snapshot.step, error=error)
             job.results.append(done)
 
@@ -175,21 +175,32 @@ class Saver:
         return Done(target, path, step, sum(entry.size for entry in files.values()))
 
     def _install(self, aside: Path, path: Path) -> None:
+        """Give a whole folder its name. The one that had the name before is there until that moment."""
+        if not path.exists():
+            self._disk.rename(aside, path)
+            self._disk.flush_folder(self.run_dir)
+        elif self._disk.exchange(aside, path):
+            self._disk.flush_folder(self.run_dir)
+            with contextlib.suppress(OSError):
+                self._disk.remove(aside)
+        else:
+            self._replace(aside, path)
+
+    def _replace(self, aside: Path, path: Path) -> None:
+        """Replace a folder in two steps; a crash between them is put right at the next start."""
         replaced = self.run_dir / f"{REPLACED}{path.name}"
-        if path.exists():
-            if replaced.exists():
-                self._disk.remove(replaced)
-            self._disk.rename(path, replaced)
+        if replaced.exists():
+            self._disk.remove(replaced)
+        self._disk.rename(path, replaced)
         try:
             self._disk.rename(aside, path)
             self._disk.flush_folder(self.run_dir)
         except OSError:
-            if replaced.exists() and not path.exists():
+            if not path.exists():
                 replaced.rename(path)
             raise
-        if replaced.exists():
-            with contextlib.suppress(OSError):
-                self._disk.remove(replaced)
+        with contextlib.suppress(OSError):
+            self._disk.remove(replaced)
 
     def _move_abandoned(self) -> None:
         """Move aside what an abandoned timeline left above the resumed step: the run has a newer past now."""

@@ -19,6 +19,7 @@ from trainwire_engine.schedule import Course
 from trainwire_engine.state import Stopwatch, TrainState
 from trainwire_engine.step import UpdateStep
 from trainwire_protocol.errors import NonFinite
+from trainwire_protocol.events import Activity
 
 _PACE_UPDATES = 50
 
@@ -52,6 +53,7 @@ def train(parts: Parts) -> Reason | None:
     state, updates_per_epoch = course.state, course.updates_per_epoch
     pace = Pace(state)
     begun = 0
+    activity: Activity = "compile"
     while boundary.do_due(control.interrupted):
         if state.epoch_update >= updates_per_epoch:
             end_epoch(parts)
@@ -66,7 +68,9 @@ def train(parts: Parts) -> Reason | None:
         if begun != state.epoch:
             begun = state.epoch
             reports.epoch_start(begun, course.total_epochs, updates_per_epoch)
+        reports.alive(activity)
         measured, rows = update(parts)
+        activity = "train"
         state.count(measured.loss, measured.tokens, skipped=measured.skipped)
         parts.stopwatch.lap()
         reports.updated(
@@ -81,7 +85,6 @@ def train(parts: Parts) -> Reason | None:
             guard(parts, measured, rows)
         if course.reports_now:
             reports.flush()
-        reports.alive("train")
     return None
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from trainwire_engine import memory
 from trainwire_engine.checkpoint import Done, Saver, Target
-from trainwire_engine.failures import disk_error
+from trainwire_engine.failures import as_error, disk_error
 from trainwire_engine.reports import Reports
 from trainwire_engine.schedule import Course
 from trainwire_engine.snapshot import Contents, Snapshot
@@ -171,8 +171,9 @@ class Saves:
     def _answer(self, order: int, path: Path, step: int, size: int, *, changed: bool) -> None:
         self._reports.answer(order, {"path": str(path), "step": step, "bytes": size, "changed": changed})
 
-    def _tell_failure(self, done: Done, error: OSError) -> None:
-        known = disk_error(f"{done.target.name} could not be saved", error)
+    def _tell_failure(self, done: Done, error: Exception) -> None:
+        what = f"{done.target.name} could not be saved"
+        known = disk_error(what, error) if isinstance(error, OSError) else as_error(error)
         if done.target.order is not None:
             self._reports.refuse(done.target.order, known)
             return

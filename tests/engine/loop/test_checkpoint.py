@@ -35,7 +35,7 @@ def saver(run_dir: Path, disk: Disk | None = None, *, start_step: int = 0, keep:
     return Saver(run_dir, start_step, lambda: keep, disk)
 
 
-def save(writer: Saver, step: int, *targets: Target, background: bool = False) -> list[OSError | None]:
+def save(writer: Saver, step: int, *targets: Target, background: bool = False) -> list[Exception | None]:
     """Write a checkpoint; what became of each of its names."""
     writer.start(snapshot(step), targets or (periodic(step),), background=background)
     writer.wait()
@@ -48,6 +48,8 @@ def names(run_dir: Path) -> list[str]:
 
 class FaultyDisk(Disk):
     """Counts every step on the file system; the one with the chosen number fails."""
+
+    can_exchange = True
 
     def __init__(self, failing: int = -1, error: int = errno.EIO) -> None:
         self.steps: list[str] = []
@@ -78,9 +80,20 @@ class FaultyDisk(Disk):
         self._step("rename")
         super().rename(source, target)
 
+    def exchange(self, one: Path, other: Path) -> bool:
+        if not self.can_exchange:
+            return False
+        self._step("exchange")
+        return super().exchange(one, other)
 
-def steps_of_a_replacing_save(tmp_path: Path) -> list[str]:
-    disk = FaultyDisk()
+
+class PlainDisk(FaultyDisk):
+    """A file system that cannot swap two names."""
+
+    can_exchange = False
+
+
+def steps_of_a_replacing_save(tmp_path: Path, disk: FaultyDisk) -> list[str]:
     writer = saver(tmp_path / "counted", disk)
     save(writer, 1, Target("best", "best"))
     disk.steps.clear()
@@ -89,20 +102,25 @@ def steps_of_a_replacing_save(tmp_path: Path) -> list[str]:
 
 
 def test_every_write_flush_and_rename_of_a_save_is_a_step_that_can_fail(tmp_path: Path) -> None:
-    steps = steps_of_a_replacing_save(tmp_path)
-    # Three files and a manifest, the folder beside, the old one out of the way, the new one in, the run folder.
-    assert steps == ["make_folder", *["put", "flush"] * 4, "flush", "rename", "rename", "flush"]
+    # Three files and a manifest, then the folder beside, the names, the run folder.
+    written = ["make_folder", *["put", "flush"] * 4, "flush"]
+    assert steps_of_a_replacing_save(tmp_path, FaultyDisk()) == [*written, "exchange", "flush"]
+    assert steps_of_a_replacing_save(tmp_path, PlainDisk()) == [*written, "rename", "rename", "flush"]
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EACCES])
-@pytest.mark.parametrize("failing", range(13))
-def test_a_fault_anywhere_in_a_save_leaves_whole_checkpoints_only(tmp_path: Path, failing: int, error: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "failing"), [(FaultyDisk, n) for n in range(12)] + [(PlainDisk, n) for n in range(10, 13)]
+)
+def test_a_fault_anywhere_in_a_save_leaves_whole_checkpoints_only(
+    tmp_path: Path, kind: type[FaultyDisk], failing: int, error: int
+) -> None:
     run_dir = tmp_path / "run"
     assert save(saver(run_dir), 1, periodic(1), Target("best", "best")) == [None, None]
-    disk = FaultyDisk(failing, error)
+    disk = kind(failing, error)
     writer = saver(run_dir, disk, start_step=1)
     (failure,) = save(writer, 2, Target("best", "best"))
-    assert failure is not None
+    assert isinstance(failure, OSError)
     assert failure.errno == error
     assert len(disk.steps) == failing + 1
     visible = {path.name: defect(path) for path in run_dir.iterdir() if not path.name.startswith(".")}
@@ -129,13 +147,13 @@ def test_a_full_disk_costs_one_checkpoint_and_a_later_one_succeeds(tmp_path: Pat
         ballast.write_bytes(b"x" * (200 << 10))
         writer.start(snapshot(2, 60 << 10), [periodic(2)], background=False)
         (failure,) = [done.error for done in writer.collect()]
-        assert failure is not None
+        assert isinstance(failure, OSError)
         assert failure.errno == errno.ENOSPC
         # The free space is misjudged: the disk itself says no in the middle of a file.
         blind = saver(mount / "run", BlindDisk(), start_step=1, keep=0)
         blind.start(snapshot(3, 60 << 10), [periodic(3)], background=False)
         (failure,) = [done.error for done in blind.collect()]
-        assert failure is not None
+        assert isinstance(failure, OSError)
         assert failure.errno == errno.ENOSPC
         assert names(mount / "run") == ["checkpoint-000001"]
         ballast.unlink()
@@ -176,15 +194,38 @@ class DyingDisk(FaultyDisk):
         raise StoppedHere
 
 
-@pytest.mark.parametrize("dying", range(13))
-def test_a_death_anywhere_in_a_save_is_put_in_order_at_the_next_start(tmp_path: Path, dying: int) -> None:
+class DyingPlainDisk(DyingDisk):
+    can_exchange = False
+
+
+@pytest.mark.parametrize(
+    ("kind", "dying"), [(DyingDisk, n) for n in range(12)] + [(DyingPlainDisk, n) for n in range(10, 13)]
+)
+def test_a_death_anywhere_in_a_save_is_put_in_order_at_the_next_start(
+    tmp_path: Path, kind: type[DyingDisk], dying: int
+) -> None:
     run_dir = tmp_path / "run"
     save(saver(run_dir), 1, Target("best", "best"))
     with pytest.raises(StoppedHere):
-        save(saver(run_dir, DyingDisk(dying), start_step=1), 2, Target("best", "best"))
+        save(saver(run_dir, kind(dying), start_step=1), 2, Target("best", "best"))
+    if kind is DyingDisk:
+        # Where names can be swapped the checkpoint is there at every moment, also before anything is put in order.
+        assert defect(run_dir / "best") is None
     put_in_order(run_dir)
     assert names(run_dir) == ["best"]
     assert defect(run_dir / "best") is None
+
+
+def test_a_writer_that_breaks_is_told_like_a_failed_save(tmp_path: Path) -> None:
+    class Broken(Disk):
+        def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
+            raise ZeroDivisionError
+
+    writer = saver(tmp_path, Broken())
+    writer.start(snapshot(1), [periodic(1)], background=True)
+    writer.wait()
+    (done,) = writer.collect()
+    assert isinstance(done.error, ZeroDivisionError)
 
 
 def test_periodic_checkpoints_beyond_the_limit_go_and_all_others_stay(tmp_path: Path) -> None:
