@@ -2,13 +2,16 @@
 //
 //   node benchmarks/client_node.mjs [--events N] [--launches N] [--python PATH]
 //
-// A producer prints step lines as fast as they are read; CPU time is this process's alone. With --python the launch is
-// measured with the real worker and the scripted engine, else with the fake worker.
+// Live memory is what is left after a garbage collection. A producer prints step lines as fast as they are read; CPU
+// time is this process's alone. With --python the launch is measured with the real worker and the scripted engine, else
+// with the fake worker.
 
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { parseArgs } from 'node:util'
+import { setFlagsFromString } from 'node:v8'
+import { runInNewContext } from 'node:vm'
 
 import { launch } from '../clients/node/index.mjs'
 import { fakeWorker, sample } from '../clients/node/testing/index.mjs'
@@ -21,6 +24,8 @@ const { values } = parseArgs({
   },
 })
 const events = Number(values.events)
+setFlagsFromString('--expose-gc')
+const collectGarbage = runInNewContext('gc')
 const folder = mkdtempSync(path.join(tmpdir(), 'trainwire-bench-'))
 process.on('exit', () => rmSync(folder, { recursive: true, force: true }))
 
@@ -52,18 +57,23 @@ fs.writeSync(1, ${JSON.stringify(line(sample('end', { seq: count + 1 })))})
   return [process.execPath, file]
 }
 
-const megabytes = (bytes) => Math.round(bytes / 2 ** 20)
+const megabytes = (bytes) => (bytes / 2 ** 20).toFixed(1)
 
 async function deliver(how) {
   const run = await launch({ model: 'm', data: 'd' }, { command: producer(events) })
   const memory = []
   let updates = 0
   let delivered = 0
+  let resident = 0
   const count = (event) => {
     if (event.type !== 'step') return
     updates += event.updates
     delivered += 1
-    if (delivered % Math.ceil(events / 10) === 0) memory.push(process.memoryUsage().rss)
+    if (delivered % Math.ceil(events / 10) !== 0) return
+    collectGarbage()
+    const { heapUsed, external, rss } = process.memoryUsage()
+    memory.push(heapUsed + external)
+    resident = Math.max(resident, rss)
   }
   const cpu = process.cpuUsage()
   const began = performance.now()
@@ -78,7 +88,7 @@ async function deliver(how) {
   const perSecond = Math.round(delivered / ((user + system) / 1e6))
   console.log(
     `${how}: ${delivered} events in ${seconds.toFixed(2)} s, ${perSecond} events per second of CPU; ` +
-      `rss ${memory.map(megabytes).join(' ')} MiB`,
+      `live memory at each tenth ${memory.map(megabytes).join(' ')} MiB, resident at most ${megabytes(resident)} MiB`,
   )
 }
 

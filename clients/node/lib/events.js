@@ -40,6 +40,7 @@ class EventStream extends EventEmitter {
   _failure = null
   constructor({ maxQueue = MAX_QUEUE, onUnknown } = {}) {
     super()
+    if (!Number.isInteger(maxQueue) || maxQueue < 1) throw new RangeError('maxQueue is a whole number from 1 on.')
     this.#maxQueue = maxQueue
     this.#onUnknown = onUnknown
     this.#main = new EventQueue(maxQueue)

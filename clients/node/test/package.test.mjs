@@ -26,7 +26,7 @@ test('import and require give the same names and the same classes', () => {
 test('the package has no dependencies at run time, and its lock file names no registry', () => {
   assert.equal(manifest.dependencies, undefined)
   const lock = fs.readFileSync(path.join(packageFolder, 'package-lock.json'), 'utf8')
-  assert.ok(!/"resolved"|https?:\/\/(?!opencollective|github)/.test(lock.replaceAll(/"(?:url|funding)": ?"[^"]*"/g, '')))
+  assert.doesNotMatch(lock, /"resolved"|https?:/)
 })
 
 test('a packed tarball works in an empty folder, as ESM and as CommonJS, and carries its types', { timeout: 120_000 }, (t) => {

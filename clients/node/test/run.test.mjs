@@ -189,6 +189,7 @@ test('how the worker is found is never guessed', PATIENT, async () => {
 test('misspelled options and configs of no known kind are refused', PATIENT, async (t) => {
   const config = { model: 'm', data: 'd' }
   await assert.rejects(launch(config, { command: ['x'], max_queue: 3 }), /launch has no option max_queue; it takes .*maxQueue/)
+  await assert.rejects(launch(config, { command: ['x'], maxQueue: 0 }), RangeError)
   await assert.rejects(launch(42, { command: ['x'] }), TypeError)
   await assert.rejects(launch('nowhere.toml', { command: ['x'] }), /nowhere\.toml cannot be read/)
   await assert.rejects(attach('.', { timeout: 3 }), TypeError)
