@@ -110,29 +110,31 @@ class Terminal:
         os.close(slave)
         self.text = ""
 
+    def _more(self, deadline: float) -> bool:
+        """Read what is drawn next; false at the end."""
+        while not select.select([self.master], [], [], 1.0)[0]:
+            assert time.monotonic() < deadline, self.text[-2000:]
+        try:
+            data = os.read(self.master, 1 << 16)
+        except OSError:
+            return False
+        self.text += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", data.decode("utf-8", "replace"))
+        return bool(data)
+
     def read_until(self, seen: Callable[[str], bool], seconds: float = 60.0) -> None:
         """Read what is drawn until it satisfies."""
         deadline = time.monotonic() + seconds
         while not seen(self.text):
-            assert time.monotonic() < deadline, self.text[-2000:]
-            if not select.select([self.master], [], [], 1.0)[0]:
-                continue
-            try:
-                data = os.read(self.master, 1 << 16)
-            except OSError:
-                data = b""
-            if not data:
-                assert seen(self.text), self.text[-2000:]
-                return
-            self.text += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", data.decode("utf-8", "replace"))
+            assert self._more(deadline), self.text[-2000:]
 
     def press(self, key: str) -> None:
         """Type a key."""
         os.write(self.master, key.encode())
 
     def close(self) -> int:
-        """Wait for the end."""
-        self.read_until(lambda _: self.process.poll() is not None)
+        """Read to the end; the exit status."""
+        while self._more(time.monotonic() + 60.0):
+            pass
         os.close(self.master)
         return self.process.wait(30)
 

@@ -101,7 +101,7 @@ class Watch:
             return
         if key == "p":
             paused = state.phase in ("paused", "pausing")
-            self._do("resume" if paused else "pause", run.resume if paused else run.pause)
+            self._do("resume" if paused else "pause", self._resume if paused else self._pause)
         elif key == "c":
             self._do("checkpoint", run.checkpoint)
         elif key == "s":
@@ -114,6 +114,17 @@ class Watch:
             self._left = True
         elif key == "q":
             self._left = True
+
+    def _pause(self) -> None:
+        assert self._run is not None
+        self._run.pause()
+        # The event may come a moment later; the key must not ask for a pause again until then.
+        self._state.phase = "paused"
+
+    def _resume(self) -> None:
+        assert self._run is not None
+        self._run.resume()
+        self._state.phase = "running"
 
     def _do(self, name: str, order: Callable[[], Any]) -> None:
         """Give an order without holding up the view."""
