@@ -32,7 +32,7 @@ class _Buffer:
         try:
             more = self._decoder.decode(data, final=self.ended)
         except UnicodeDecodeError as error:
-            line = self.line + self.text.count("\n", self.at)
+            line = self.line + self.text.count("\n", self.at) + error.object.count(b"\n", 0, error.start)
             reason = f"the text is not UTF-8 ({error.reason})"
             raise file_invalid(self._name, line, reason, "Store the file as UTF-8.") from None
         self.text, self.at = self.text[self.at :] + more, 0

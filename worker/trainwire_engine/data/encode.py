@@ -18,6 +18,8 @@ from trainwire_engine.data.rows import Shape, Tokens
 from trainwire_engine.data.words import WordEncoder
 from trainwire_engine.tokenizer import Tokenizer
 
+_LONG_TEXT = 1 << 20
+
 TRAINED = np.int32(-(2**31))
 """Set in a stored token that is a trained target: the sign bit. Token ids stay below 2^31."""
 
@@ -55,7 +57,10 @@ class Encoder:
         rendered: list[tuple[int, Rendered | Tokens]] = []
         for row in rows:
             try:
-                rendered.append((row.line, self._rendered(shape, row)))
+                item = self._rendered(shape, row)
+                if isinstance(item, Rendered) and len(item.text) > _LONG_TEXT and self._surely_too_long(item.text):
+                    raise RowDropped("too_long")
+                rendered.append((row.line, item))
             except RowDropped as drop:
                 result.drop(drop.reason, row.line)
             except RowError as error:
@@ -68,6 +73,14 @@ class Encoder:
                 tokens, trained = self._with_ends(item, *next(encoded))
             self._add(result, path, line, tokens, trained)
         return result
+
+    def _surely_too_long(self, text: str) -> bool:
+        """Whether a text is to be dropped for its length, whatever its tokens are."""
+        if self._options.on_overlong != "drop" or self._words is None:
+            return False
+        longest = max(map(len, self._tokenizer.backend.get_vocab()))
+        # What normalization takes away is less than three characters of four.
+        return len(text) > 4 * longest * self._options.max_seq_length
 
     def _rendered(self, shape: Shape, row: RawRow) -> Rendered | Tokens:
         if row.data is None:

@@ -147,10 +147,11 @@ def _nothing_left(store: Store) -> DatasetInvalid:
     names, first = ", ".join(store.sources), store.sources[0]
     if not report.rows_read:
         return DatasetInvalid(f"{names} has no rows.", hint="Give a file with at least one row.", path=first)
-    reasons = ", ".join(f"{entry.count} {reason}" for reason, entry in report.rows_dropped.items())
+    ordered = sorted(report.rows_dropped.items(), key=lambda item: -item[1].count)
+    reasons = ", ".join(f"{entry.count} {reason}" for reason, entry in ordered)
     return DatasetInvalid(
         f"Of the {report.rows_read} rows of {names} none can be trained on: {reasons}.",
-        hint=_WHAT_TO_DO.get(max(report.rows_dropped, key=lambda reason: report.rows_dropped[reason].count)),
+        hint=_WHAT_TO_DO.get(ordered[0][0]),
         path=first,
         rows_dropped=report.as_dict()["rows_dropped"],
     )

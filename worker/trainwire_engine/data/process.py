@@ -6,6 +6,7 @@ and so with the process that started it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import struct
@@ -119,7 +120,9 @@ class _Helper:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                # What was not written yet is not wanted any more.
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
 
 def _write(pipe: IO[bytes], value: Any) -> None:
