@@ -124,7 +124,10 @@ def write_rows(path: Path, count: int, longest: int = 9) -> Path:
         {
             "messages": [
                 {"role": "user", "content": f"what is step {i}"},
-                {"role": "assistant", "content": f"the step {i} is an update of the model" + " run" * (i * 7 % longest)},
+                {
+                    "role": "assistant",
+                    "content": f"the step {i} is an update of the model" + " run" * (i * 7 % longest),
+                },
             ]
         }
         for i in range(count)

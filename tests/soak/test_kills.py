@@ -89,6 +89,15 @@ class Attempt:
             return any(name.startswith(".writing-") for name in os.listdir(self.run_dir))
         return False
 
+    def wait_for_engine(self) -> None:
+        wait_until(lambda: self.over or self.engine_pid(), "an engine")
+
+    def wait_for_step(self, step: int) -> None:
+        wait_until(lambda: self.over or last_step(self.run_dir) >= step, f"step {step}")
+
+    def wait_for_save(self) -> None:
+        wait_until(lambda: self.over or self.is_saving(), "a save")
+
     def kill(self, victim: str) -> None:
         engine = self.engine_pid()
         if victim != "worker" and engine:
@@ -161,14 +170,14 @@ def test_nothing_is_lost_or_broken_by_kills(models: Path, tmp_path: Path) -> Non
         config = write_config(tmp_path, models, run_dir, runs)
         while True:
             attempt = Attempt(config, run_dir)
-            wait_until(lambda a=attempt: a.over or a.engine_pid(), "an engine")  # type: ignore[misc]
+            attempt.wait_for_engine()
             if kills.total() >= KILLS:
                 assert attempt.process.wait(PATIENCE) == 0
                 break
-            started, done = last_step(run_dir), last_step(run_dir) + chance.choice([0, 1, 3, 7, 15])
-            wait_until(lambda a=attempt, d=done: a.over or last_step(run_dir) > d, "progress")  # type: ignore[misc]
+            started = last_step(run_dir)
+            attempt.wait_for_step(started + chance.choice([1, 2, 4, 8, 16]))
             if chance.random() < 0.8:
-                wait_until(lambda a=attempt: a.over or a.is_saving(), "a save")  # type: ignore[misc]
+                attempt.wait_for_save()
                 time.sleep(chance.uniform(0, 0.02))
             if attempt.over:
                 assert attempt.process.returncode == 0
@@ -187,4 +196,6 @@ def test_nothing_is_lost_or_broken_by_kills(models: Path, tmp_path: Path) -> Non
                 assert found.step > last - 2 * 3 - 1
             print(f"{kills.total()}: {victim} at {last} (from {started}), newest {found.step if found else None}")
         assert_equals_an_uninterrupted_run(tmp_path, models, run_dir, runs)
-    print(f"{kills.total()} kills {dict(kills)}, {in_saves} of them while saving, {runs} runs equal to uninterrupted ones")
+    print(
+        f"{kills.total()} kills {dict(kills)}, {in_saves} of them while saving, {runs} runs equal to uninterrupted ones"
+    )
