@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import trainwire_client as tw
-from trainwire_client import Checkpoint, Complete, End, Init, Paused, Step
+from trainwire_client import Checkpoint, Complete, End, Init, Log, Paused, Step
 from trainwire_protocol.rundir import lock_holder
 
 ROWS = [
@@ -213,9 +213,9 @@ def test_a_worker_that_was_stopped_by_the_system_is_woken_to_leave(begin: Callab
 
 
 def test_a_hanging_engine_is_killed_with_its_worker(begin: Callable[..., tw.Run], tmp_path: Path) -> None:
-    script = {"acts": [{"do": "hang", "at": "update", "step": 3}]}
-    with begin(script, {"shutdown": QUICK}, max_steps=FOR_EVER) as run:
-        assert any(isinstance(event, Step) and event.step == 2 for event in run)
+    acts = [{"do": "log", "message": "hangs from here on", "step": 3}, {"do": "hang", "step": 3}]
+    with begin({"acts": acts}, {"shutdown": QUICK}, max_steps=FOR_EVER) as run:
+        assert any(isinstance(event, Log) and event.message == "hangs from here on" for event in run)
     assert [rung.name for rung in run.rungs] == ["stop", "stdin", "terminate", "kill"]
     assert all(rung.seconds > 0.2 for rung in run.rungs[:3])
     with pytest.raises(tw.WorkerDied, match="SIGKILL"):
