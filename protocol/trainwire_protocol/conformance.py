@@ -39,6 +39,7 @@ class Checker:
         self._seen: set[str] = set()
         self._seq = 0
         self._step = 0
+        self._resumed_from = 0
         self._stopping = False
         self._error: str | None = None
         self._phase = ""
@@ -137,7 +138,9 @@ class Checker:
             "epoch_end": "epoch_start",
             "complete": "epoch_end",
         }.get(kind)
-        if before is not None and before not in self._seen:
+        # Updates that an earlier attempt made and its log lacks come before those that are trained.
+        told_again = kind == "step" and line["step"] <= self._resumed_from
+        if before is not None and before not in self._seen and not told_again:
             self._break("O-4", f"{kind} comes before {before}.")
         check = getattr(self, f"_on_{kind}", None)
         if check is not None:
@@ -145,6 +148,7 @@ class Checker:
 
     def _on_attempt(self, line: Line) -> None:
         self._step = 0
+        self._resumed_from = line.get("resumed_from_step") or 0
         self._seen -= {"data", "init", "epoch_start"}
 
     def _on_status(self, line: Line) -> None:

@@ -1,8 +1,11 @@
 """Makes any message or command of the protocol, from its types."""
 
+import importlib.util
 import math
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -99,3 +102,15 @@ def finite(value: Any) -> bool:
 @pytest.fixture(scope="session", name="finite")
 def _finite() -> Callable[[Any], bool]:
     return finite
+
+
+@pytest.fixture(scope="session")
+def recorder() -> ModuleType:
+    """Give the script that records sessions; it starts and steers workers."""
+    path = Path(__file__).resolve().parents[2] / "protocol" / "record_examples.py"
+    spec = importlib.util.spec_from_file_location("record_examples", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

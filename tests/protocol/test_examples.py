@@ -1,6 +1,5 @@
 """The recorded sessions: every type of message, no broken rule, and what workers say today."""
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -22,16 +21,6 @@ EXAMPLES = PROTOCOL / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.jsonl"))
 BY_CHANCE = ("slow-reader",)
 Edit = Callable[[list[dict[str, Any]]], None]
-
-
-@pytest.fixture(scope="module")
-def recorder() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("record_examples", PROTOCOL / "record_examples.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def lines_of(name: str) -> list[bytes]:
