@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import orjson
 
+from trainwire_protocol.errors import LogUnavailable
+
 _WINDOW = 4 << 20
 """Bytes that are searched in one go, so that the worker's loop gets its turn in between."""
 
@@ -77,12 +79,20 @@ def _last_seq(log: mmap.mmap) -> int:
 
 
 def read_past(path: Path) -> Past:
-    """Read what a later attempt needs to know, from the end of the log, without reading all of it."""
-    past = Past()
+    """Read what a later attempt needs to know, from the end of the log, without reading all of it.
+
+    Raises LogUnavailable.
+    """
     try:
-        if path.stat().st_size == 0:
-            return past
-    except FileNotFoundError:
+        return _read(path)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = error.strerror if isinstance(error, OSError) else repr(error)
+        raise LogUnavailable(f"The log {path} cannot be read: {reason}.") from None
+
+
+def _read(path: Path) -> Past:
+    past = Past()
+    if not path.exists() or path.stat().st_size == 0:
         return past
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
         if attempt := _find_last(log, "attempt"):
