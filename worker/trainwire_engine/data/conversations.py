@@ -65,8 +65,8 @@ class Conversations:
         return text, self._found(text, messages, tools, turns) if turns else []
 
     def _may_record(self, key: Key, kept: list[Recording]) -> bool:
-        room = len(self._kept) < _STRUCTURES and len(kept) < _PER_STRUCTURE
-        return room and self._failed.get(key, 0) < _PER_STRUCTURE
+        room = len(self._kept) < _STRUCTURES or key in self._kept
+        return room and len(kept) < _PER_STRUCTURE and self._failed.get(key, 0) < _PER_STRUCTURE
 
     def _found(
         self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turns: Sequence[int]

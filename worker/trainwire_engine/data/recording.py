@@ -36,7 +36,10 @@ class Recording:
         """The text and its spans for other contents; None if one of them gives another answer."""
         values = list(contents)
         for source, name, args, answer in self.steps:
-            result = apply(values[source] if type(source) is int else value_of(str(source), values), name, args)
+            try:
+                result = apply(values[source] if type(source) is int else value_of(str(source), values), name, args)
+            except (TypeError, ValueError, LookupError):
+                return None
             if type(answer) is Pick:
                 values.append(result if answer.entry is None else result[answer.entry])
             elif (len(result) if isinstance(result, list | tuple) else result) != answer:
