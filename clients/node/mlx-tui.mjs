@@ -36,5 +36,7 @@ const child = spawn(program, [...rest, 'run', ...words, '--dialect=mlx-tui', '--
   env: { ...process.env, PYTHONSAFEPATH: '1' },
 })
 for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.on(signal, () => child.kill(signal))
-child.on('error', (error) => leave(`the worker \`${program}\` cannot be started: ${error.message}. Set TRAINWIRE_COMMAND.`))
+child.on('error', ({ message }) => {
+  leave(`the worker \`${program}\` cannot be started: ${message}. Set TRAINWIRE_COMMAND.`)
+})
 child.on('exit', (code, signal) => process.exit(code ?? 128 + constants.signals[signal]))

@@ -48,7 +48,8 @@ let window
 let run
 
 function openWindow() {
-  window = new BrowserWindow({ width: 900, height: 640, webPreferences: { preload: here('preload.cjs'), sandbox: true } })
+  const webPreferences = { preload: here('preload.cjs'), sandbox: true }
+  window = new BrowserWindow({ width: 900, height: 640, webPreferences })
   window.on('closed', () => (window = undefined))
   window.loadFile(here('index.html'))
 }

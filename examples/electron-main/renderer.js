@@ -5,7 +5,9 @@ const $ = (id) => document.getElementById(id)
 window.trainwire.onEvents((events) => {
   for (const event of events) if (event.type === 'status') $('phase').textContent = event.phase
   const step = events.findLast((event) => event.type === 'step')
-  if (step) $('step').textContent = `step ${step.step} of ${step.total_steps}, loss ${step.loss?.toFixed(3) ?? 'not finite'}`
+  if (!step) return
+  const loss = step.loss?.toFixed(3) ?? 'not finite'
+  $('step').textContent = `step ${step.step} of ${step.total_steps}, loss ${loss}`
 })
 window.trainwire.onOver(({ result, error }) => {
   $('phase').textContent = error ?? `${result.outcome}: ${result.reason}`

@@ -171,7 +171,9 @@ class AttachedRun extends Run {
 /** Follows the run in a folder from its first event on, whoever started it, and whether or not it is over. */
 async function attach(runDir, options = {}) {
   for (const key of Object.keys(options)) {
-    if (key !== 'maxQueue' && key !== 'onUnknown') throw new TypeError(`attach has no option ${key}; it takes maxQueue, onUnknown.`)
+    if (key !== 'maxQueue' && key !== 'onUnknown') {
+      throw new TypeError(`attach has no option ${key}; it takes maxQueue, onUnknown.`)
+    }
   }
   await checkLog(runDir)
   const run = new AttachedRun(runDir, options)

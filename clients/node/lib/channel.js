@@ -76,8 +76,9 @@ class Channel {
   #response(message) {
     const command = this.#open.get(message.id)
     if (command === undefined) return
-    if (message.ok) command.settle(null, message)
-    else command.settle(new CommandFailed(command.cmd, message.error ?? { code: 'internal', message: 'No reason given.' }))
+    const { ok, error = { code: 'internal', message: 'The worker gave no reason.' } } = message
+    if (ok) command.settle(null, message)
+    else command.settle(new CommandFailed(command.cmd, error))
   }
 
   /**

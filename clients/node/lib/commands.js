@@ -29,7 +29,10 @@ function split(cmd, options = {}) {
     if (key === 'timeout' || key === 'signal') call[key] = value
     else if (Object.hasOwn(names, key)) {
       if (value !== undefined) parameters[names[key]] = value
-    } else throw new TypeError(`${cmd} has no option ${key}; it takes ${[...Object.keys(names), 'timeout', 'signal'].join(', ')}.`)
+    } else {
+      const takes = [...Object.keys(names), 'timeout', 'signal'].join(', ')
+      throw new TypeError(`${cmd} has no option ${key}; it takes ${takes}.`)
+    }
   }
   return { parameters, call }
 }

@@ -42,7 +42,8 @@ async function readConfigFile(file) {
     if (typeof config !== 'object' || config === null || Array.isArray(config)) throw new Error('holds no table')
     return config
   } catch (error) {
-    throw new ClientError(`The config file ${file} ${error instanceof ClientError ? '' : 'is not JSON: '}${error.message}`)
+    const what = error instanceof ClientError ? error.message : `is not JSON: ${error.message}`
+    throw new ClientError(`The config file ${file} ${what}`)
   }
 }
 

@@ -20,7 +20,8 @@ class WorkerNotFound extends ClientError {
 class ProtocolMismatch extends ClientError {
   constructor(worker, theirs, ours) {
     super(
-      `The worker (${worker}) speaks protocol ${theirs}, this client speaks protocol ${ours}. Update the older of the two.`,
+      `The worker (${worker}) speaks protocol ${theirs}, this client speaks protocol ${ours}. ` +
+        'Update the older of the two.',
     )
     this.theirs = theirs
     this.ours = ours

@@ -5,9 +5,9 @@ const { ClientError } = require('./errors.js')
 const { checkLog, readLog, readTimelines } = require('./log.js')
 
 const STEP_METRICS = (
-  'loss total_tokens training_time_ms updates total_steps epoch epoch_progress learning_rate grad_norm token_accuracy ' +
-  'perplexity trained_tokens tokens_per_second padding_fraction micro_batches data_time_ms active_bytes cache_bytes ' +
-  'peak_bytes eta_ms skipped ts'
+  'loss total_tokens training_time_ms updates total_steps epoch epoch_progress learning_rate grad_norm ' +
+  'token_accuracy perplexity trained_tokens tokens_per_second padding_fraction micro_batches data_time_ms ' +
+  'active_bytes cache_bytes peak_bytes eta_ms skipped ts'
 ).split(' ')
 /** Metrics of evaluations, by the field of `eval_end` that holds each. */
 const EVAL_METRICS = {

@@ -6,9 +6,9 @@ const { aborted } = require('./channel.js')
 const { latestCheckpoint } = require('./checkpoints.js')
 const { CommandFailed, NoWorker, RunEnded, WorkerDied } = require('./errors.js')
 const { Run } = require('./run.js')
+const { Supervision } = require('./supervision.js')
 const { HELLO_TIMEOUT, SHUTDOWN, WorkerProcess } = require('./worker.js')
 
-const SUPERVISE = { restarts: 5, within: 180_000 }
 /** How long a worker that is being ended may take to say what it does, in ms. */
 const STATUS_PATIENCE = 500
 /** How long a worker that refused `start` may take to leave by itself, in ms. */
@@ -24,7 +24,7 @@ class LaunchedRun extends Run {
   #closing
   #detached = false
   #stopping = false
-  #restartTimes = []
+  #supervision
   #afterRestart = false
   #waitingRoom = []
   #rungs = []
@@ -35,6 +35,7 @@ class LaunchedRun extends Run {
     super(options)
     this.#config = config
     this.#options = options
+    this.#supervision = new Supervision(options.supervise)
   }
 
   get pid() {
@@ -177,13 +178,8 @@ class LaunchedRun extends Run {
     })
   }
 
-  #mayRestart() {
-    const { supervise } = this.#options
-    if (!supervise || this.#closing || this.#stopping || this._abortError) return false
-    const { restarts, within } = { ...SUPERVISE, ...(supervise === true ? {} : supervise) }
-    const now = Date.now()
-    this.#restartTimes = this.#restartTimes.filter((time) => now - time < within)
-    return this.#restartTimes.length < restarts
+  get #mayRestart() {
+    return this.#supervision.allows && !this.#closing && !this.#stopping && !this._abortError
   }
 
   async #restart(error) {
@@ -191,13 +187,10 @@ class LaunchedRun extends Run {
     this.#ready = new Promise((resolve) => (ready = resolve))
     const release = this._hold()
     try {
-      while (this.#mayRestart()) {
-        const before = this.#restartTimes.length
-        this.#restartTimes.push(Date.now())
+      while (this.#mayRestart) {
         this.restarts += 1
         this.emit('restart', { restarts: this.restarts, error })
-        // The first restart is at once; a worker that keeps dying is given time.
-        if (before > 0) await sleep(Math.min(50 * 2 ** before, 5000))
+        await sleep(this.#supervision.count())
         if (this.#closing) break
         // Without an event of this run the folder's log is that of an older one.
         const begun = this.lastSeq > 0

@@ -7,7 +7,8 @@ const MAX_LINE = 4 << 20
  * Cuts a byte stream into lines at byte 0x0A and nowhere else.
  *
  * Bytes are joined before they are decoded, so that a character cut at a chunk border stays whole. U+2028, U+0085
- * and a lone CR are ordinary characters. A line above `maxLine` bytes is thrown away up to its end, and `onOverlong` is told.
+ * and a lone CR are ordinary characters. A line above `maxLine` bytes is thrown away up to its end, and `onOverlong`
+ * is told.
  */
 class LineSplitter {
   #onLine

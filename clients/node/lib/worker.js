@@ -190,8 +190,8 @@ class WorkerProcess {
   }
 
   /**
-   * Ends the worker, rung by rung, until it is gone: `stop` command, closed stdin, SIGTERM, SIGKILL. While
-   * `saving()` resolves with true no further rung is taken before `times.save` has passed. `onRung(name, ms)` tells each rung as it is taken.
+   * Ends the worker, rung by rung, until it is gone: `stop` command, closed stdin, SIGTERM, SIGKILL. While `saving()`
+   * resolves with true no further rung is taken before `times.save` has passed. `onRung(name, ms)` tells each rung.
    */
   async shutdown({ times, saving, onRung, stop }) {
     const began = Date.now()

@@ -12,7 +12,7 @@ const folders = []
 process.once('exit', () => folders.forEach((folder) => fs.rmSync(folder, { recursive: true, force: true })))
 
 /**
- * Gives the `command` of a fake worker that plays a script: `{worker: [actions]}`, or `{attempts: [[actions], …]}` for
+ * Gives the `command` of a fake worker that plays a script: `{worker: [actions]}`, or `{attempts: [[actions], …]}`,
  * one list for each process that the client starts.
  */
 function fakeWorker(script) {

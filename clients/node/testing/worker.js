@@ -19,13 +19,10 @@ function sleep(ms) {
 /** Says whether an actual value has everything that a partial one has. */
 function matches(partial, actual) {
   if (partial === null) return actual === null || actual === undefined
-  if (Array.isArray(partial)) {
-    return Array.isArray(actual) && partial.length === actual.length && partial.every((item, i) => matches(item, actual[i]))
-  }
-  if (typeof partial === 'object') {
-    return typeof actual === 'object' && actual !== null && Object.keys(partial).every((k) => matches(partial[k], actual[k]))
-  }
-  return Object.is(partial, actual)
+  if (typeof partial !== 'object') return Object.is(partial, actual)
+  if (typeof actual !== 'object' || actual === null) return false
+  if (Array.isArray(partial) && partial.length !== actual.length) return false
+  return Object.keys(partial).every((key) => matches(partial[key], actual[key]))
 }
 
 /** Writes a value as JSON in printable ASCII. */

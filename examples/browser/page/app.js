@@ -28,7 +28,8 @@ function size(bytes) {
 function duration(ms) {
   const s = Math.round(ms / 1000)
   if (s < 60) return `${s} s`
-  return s < 3600 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`
+  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`
+  return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`
 }
 
 // The curve
@@ -83,7 +84,16 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 function makeChart() {
   chart?.destroy()
   const box = $('chart')
-  const axis = { stroke: color('--soft'), grid: { stroke: color('--line'), width: 1 }, ticks: { stroke: color('--line') } }
+  const line = { stroke: color('--line'), width: 1 }
+  const axis = { stroke: color('--soft'), grid: line, ticks: line }
+  const curve = (label, name, more) => ({
+    label,
+    stroke: color(name),
+    width: 2,
+    points: { show: false },
+    value: (_, value) => number(value),
+    ...more,
+  })
   chart = new uPlot(
     {
       width: box.clientWidth,
@@ -92,9 +102,9 @@ function makeChart() {
       axes: [axis, { ...axis, size: 52 }],
       series: [
         { label: 'step' },
-        { label: 'loss', stroke: color('--raw'), width: 1, points: { show: false }, value: (_, v) => number(v) },
-        { label: 'smoothed', stroke: color('--accent'), width: 2, points: { show: false }, value: (_, v) => number(v) },
-        { label: 'validation', stroke: color('--valid'), width: 2, spanGaps: true, points: { show: true, size: 7, fill: color('--valid') }, value: (_, v) => number(v) },
+        curve('loss', '--raw', { width: 1 }),
+        curve('smoothed', '--accent'),
+        curve('validation', '--valid', { spanGaps: true, points: { show: true, size: 7, fill: color('--valid') } }),
       ],
     },
     columns,
@@ -120,7 +130,11 @@ matchMedia('(prefers-color-scheme: dark)').addEventListener('change', makeChart)
 
 // What the page shows
 
-const KINDS = { running: 'good', completed: 'good', paused: 'wait', pausing: 'wait', stopping: 'wait', failed: 'bad', gone: 'bad' }
+const KINDS = {
+  ...{ running: 'good', completed: 'good' },
+  ...{ paused: 'wait', pausing: 'wait', stopping: 'wait' },
+  ...{ failed: 'bad', gone: 'bad' },
+}
 const LIVE = ['running', 'paused', 'pausing']
 
 function showPhase(name) {
@@ -155,7 +169,7 @@ function describe(event) {
     case 'checkpoint':
       return ['', `step ${event.step}: saved ${event.path.split('/').pop()} (${size(event.bytes)})`]
     case 'eval_end':
-      return ['', `step ${event.step}: validation loss ${number(event.valid_loss)}${event.best ? ', the best so far' : ''}`]
+      return ['', `step ${event.step}: validation loss ${number(event.valid_loss)}${event.best ? ', the best' : ''}`]
     case 'error':
       return ['error', `${event.message} ${event.hint ?? ''}`]
     default:
@@ -256,7 +270,8 @@ function makeSetting(key, { description, type, enum: choices, minimum, exclusive
   field.id = field.name = `set-${key}`
   if (choices) field.append(...choices.map((choice) => new Option(choice.replaceAll('_', ' '), choice)))
   else {
-    Object.assign(field, { type: 'number', step: type === 'integer' ? '1' : 'any', required: true, inputMode: 'decimal' })
+    const step = type === 'integer' ? '1' : 'any'
+    Object.assign(field, { type: 'number', step, required: true, inputMode: 'decimal' })
     if (minimum !== undefined) field.min = minimum
     if (exclusiveMinimum !== undefined) field.min = Number.MIN_VALUE
   }
