@@ -78,8 +78,8 @@ def device_name() -> str:
     return f"{kind}: {name}"
 
 
-def versions() -> dict[str, str]:
-    """Give the versions of what computes, for the checkpoint."""
+def versions(blas: str) -> dict[str, str]:
+    """Name what computes, for the checkpoint: another one may give other last bits."""
     found = {
         "trainwire": VERSION,
         "python": platform.python_version(),

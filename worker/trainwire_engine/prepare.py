@@ -124,7 +124,7 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
         data_time=tokenizer.now.isoformat(),
         train=train_mark,
         valid=valid_mark,
-        versions=versions(),
+        versions=versions(blas),
         steps=[],
     )
     stopwatch = Stopwatch(state)
@@ -245,3 +245,10 @@ def introduce(
             listed = {change.key: {"from": change.old, "to": change.new} for change in past.changes}
             message = f"The run goes on with other values than {past.folder.name} has: {', '.join(listed)}."
             reports.log("warn", "resume_changed", message, listed)
+        now = versions(blas)
+        other = {
+            key: {"from": old, "to": now.get(key)} for key, old in past.saved.versions.items() if old != now.get(key)
+        }
+        if other:
+            message = f"What computes is not what wrote {past.folder.name}: numbers may differ in their last bits."
+            reports.log("info", "environment_changed", message, other)

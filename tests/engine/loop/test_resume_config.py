@@ -356,6 +356,17 @@ def test_set_values_hold_after_a_resume(config: dict[str, Any], base: Path) -> N
     assert result.one(ev.Init).config["learning_rate"] == 0.02
 
 
+def test_a_resume_under_another_version_of_what_computes_is_told(config: dict[str, Any], base: Path) -> None:
+    path = Path(stopped_at(config, base))
+    assert not play(config, base, resume_from=str(path)).logged("environment_changed")
+    state = json.loads((path / STATE_NAME).read_bytes())
+    state["versions"]["mlx"] = "0.1"
+    (path / STATE_NAME).write_text(json.dumps(state))
+    (log,) = play(config, base, resume_from=str(path)).logged("environment_changed")
+    assert log.details is not None
+    assert log.details["mlx"]["from"] == "0.1"
+
+
 def test_the_steps_since_the_checkpoint_before_are_told_again(config: dict[str, Any], base: Path) -> None:
     first = play({**config, "save_every": 2}, base, at_step(5, ch.StopOrder(order=2)))
     result = play(config, base, resume_from=first.one(ch.Finished).checkpoint)
