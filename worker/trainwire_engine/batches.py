@@ -129,6 +129,24 @@ def plan(dataset: Any, rows: Sequence[int], micro_batch_tokens: int) -> list[Mic
     return batches
 
 
+def split(batch: MicroBatch, parts: int) -> list[MicroBatch]:
+    """Cut a micro-batch by its rows into at most so many, each no longer than its longest row needs."""
+    rows, length = batch.tokens.shape
+    trained = batch.weights > 0
+    positions, targets = batch.positions[trained], batch.targets[trained]
+    owner = positions // length
+    last = np.zeros(rows, np.int64)
+    np.maximum.at(last, owner, positions % length + 1)
+    pieces = []
+    for part in np.array_split(np.arange(rows), min(parts, rows)):
+        width = min(length, round_up(int(last[part].max()), length_step(int(last[part].max()))))
+        mine = (owner >= part[0]) & (owner <= part[-1])
+        at = (owner[mine] - part[0]) * width + positions[mine] % length
+        real = int(last[part].sum())
+        pieces.append(_micro_batch(batch.tokens[part, :width], at, targets[mine], [batch.rows[i] for i in part], real))
+    return pieces
+
+
 def round_up(value: int, step: int) -> int:
     """The smallest multiple of `step` that is not below `value`."""
     return -(-value // step) * step
@@ -147,15 +165,15 @@ def _pad(dataset: Any, examples: Sequence[tuple[int, int, np.ndarray]], length: 
         tokens[index, :size] = ids[:size]
         positions.append(index * length + trained - 1)
         targets.append(ids[trained])
-    count = sum(len(p) for p in positions)
-    padded = round_up(count, 64)
-    weights = np.zeros(padded, np.float32)
-    weights[:count] = 1
-    return MicroBatch(
-        tokens,
-        np.pad(np.concatenate(positions), (0, padded - count)).astype(np.int32),
-        np.pad(np.concatenate(targets), (0, padded - count)).astype(np.int32),
-        weights,
-        tuple(row for _, row, _ in examples),
-        sum(size for size, _, _ in examples),
-    )
+    rows = [row for _, row, _ in examples]
+    real = sum(size for size, _, _ in examples)
+    return _micro_batch(tokens, np.concatenate(positions), np.concatenate(targets), rows, real)
+
+
+def _micro_batch(
+    tokens: np.ndarray, positions: np.ndarray, targets: np.ndarray, rows: Sequence[int], real_tokens: int
+) -> MicroBatch:
+    padded = (0, -len(positions) % 64)
+    weights = np.pad(np.ones(len(positions), np.float32), padded)
+    at, wanted = np.pad(positions, padded).astype(np.int32), np.pad(targets, padded).astype(np.int32)
+    return MicroBatch(tokens, at, wanted, weights, tuple(rows), real_tokens)

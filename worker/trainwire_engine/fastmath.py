@@ -12,10 +12,10 @@ from typing import Any
 
 import mlx.core as mx
 
-FUSED_FROM = 2**21
+FUSED_FROM = 2**19
 """Elements from which the passes no longer fit the cache, and a few fused kernels pay for their compilation."""
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 _MAGIC = 12582912.0
 _POLYNOMIAL = (
     0.6931468559416916,
@@ -31,15 +31,13 @@ def on_cpu() -> bool:
     return bool(mx.default_device() == mx.cpu)
 
 
-def exp_below_zero(x: mx.array) -> mx.array:
-    """e^x of float32 numbers not above 87; below -87 it stays at 1.2e-38. No gradient rule of its own."""
-    if not on_cpu():
-        return mx.exp(x)
-    return (_fused_exp if x.size >= FUSED_FROM else _exp)(x)
+def exp2(t: mx.array) -> mx.array:
+    """2^t of float32 numbers up to 127, where below -126 it stays at 1.2e-38; has no gradient rule. CPU only."""
+    return (_fused_exp2 if t.size >= FUSED_FROM else _exp2)(t)
 
 
-def _exp(x: mx.array) -> mx.array:
-    t = mx.maximum(x * _LOG2_E, -126.0)
+def _exp2(t: mx.array) -> mx.array:
+    t = mx.maximum(t, -126.0)
     shifted = t + _MAGIC
     f = t - (shifted - _MAGIC)
     power = f * _POLYNOMIAL[4] + _POLYNOMIAL[3]
@@ -49,13 +47,28 @@ def _exp(x: mx.array) -> mx.array:
     return mx.view(mx.view(power, mx.int32) + exponent, mx.float32)
 
 
-_fused_exp = mx.compile(_exp)
+_fused_exp2 = mx.compile(_exp2)
+
+
+def exp_below_zero(x: mx.array) -> mx.array:
+    """e^x of float32 numbers not above 87; below -87 it stays at 1.2e-38 on the CPU. Has no gradient rule."""
+    return exp2(x * LOG2_E) if on_cpu() else mx.exp(x)
+
+
+def row_sums(x: mx.array) -> mx.array:
+    """Sums along the last axis, kept as an axis of length 1: a product with ones is three times as fast. CPU only."""
+    return x @ mx.ones((x.shape[-1], 1), x.dtype)
+
+
+def sigmoid(x: mx.array) -> mx.array:
+    """1 / (1 + e^-x) of float32 numbers; has no gradient rule. CPU only."""
+    return mx.reciprocal(exp2(mx.minimum(x * -LOG2_E, 126.0)) + 1.0)
 
 
 @mx.custom_function
 def _logsumexp(scores: mx.array) -> mx.array:
     top = mx.max(scores, axis=-1, keepdims=True)
-    return top + mx.log(mx.sum(exp_below_zero(scores - top), axis=-1, keepdims=True))
+    return top + mx.log(row_sums(exp_below_zero(scores - top)))
 
 
 @_logsumexp.vjp

@@ -11,7 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from trainwire_engine import adapters
+from trainwire_engine import adapters, cpu_ops
+from trainwire_engine.fastmath import on_cpu
 from trainwire_engine.head import Head, find_head
 from trainwire_engine.loading import load_module, read_tensors, resolve_folder
 from trainwire_engine.recompute import checkpoint_block
@@ -29,6 +30,8 @@ class Model:
     """
 
     def __init__(self, module: nn.Module, model_config: dict[str, Any], folder: Path, config: Any) -> None:
+        if on_cpu():
+            cpu_ops.install(module)
         self._module = module
         self.model_config = model_config
         self.folder = folder

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROUTINES = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
 """The functions that MLX takes from its BLAS; the wheel's LAPACK keeps its own."""
@@ -30,6 +31,24 @@ class Native:
 
     blas: str
     path: str | None = None
+
+
+_set_threads: Any = None
+
+
+def use_threads(count: int) -> None:
+    """Let the exchanged BLAS use so many threads for one product; MLX's own has always one.
+
+    OpenBLAS's threads wait for each other in loops: with more of them than free cores a small product takes a
+    hundred times as long. So `prepare` leaves it one thread, and `lanes` gives it more where nothing else runs.
+    """
+    if _set_threads is not None:
+        _set_threads(count)
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def prepare(blas: str = "auto") -> Native:
@@ -95,7 +114,19 @@ def _try_library(path: str, slots: dict[str, int]) -> Native | None:
         for name, slot in slots.items():
             _write(slot, before[name])
         return None
+    _take_threads(library)
     return Native(_describe(library, path), path)
+
+
+def _take_threads(library: ctypes.CDLL) -> None:
+    global _set_threads
+    for name in ("scipy_openblas_set_num_threads", "openblas_set_num_threads", "bli_thread_set_num_threads"):
+        function = getattr(library, name, None)
+        if function is not None:
+            function.argtypes = [ctypes.c_int if "openblas" in name else ctypes.c_long]
+            _set_threads = function
+            break
+    use_threads(1)
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:
@@ -109,15 +140,14 @@ def _address(library: ctypes.CDLL, name: str) -> int:
 def _describe(library: ctypes.CDLL, path: str) -> str:
     for prefix in ("", "scipy_"):
         config = getattr(library, f"{prefix}openblas_get_config", None)
-        threads = getattr(library, f"{prefix}openblas_get_num_threads", None)
-        if config is not None and threads is not None:
+        if config is not None:
             config.restype = ctypes.c_char_p
             words = config().decode("ascii", "replace").split()
             core = getattr(library, f"{prefix}openblas_get_corename", None)
             if core is not None:
                 core.restype = ctypes.c_char_p
             kind = core().decode("ascii", "replace") if core is not None else platform.machine()
-            return f"{' '.join(words[:2])}, {kind}, {threads()} threads"
+            return f"{' '.join(words[:2])}, {kind}, {cores()} {'core' if cores() == 1 else 'cores'}"
     return Path(path).name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import mlx.core as mx
 
 from trainwire_engine.adapters import set_dropout_keys
 from trainwire_engine.batches import MicroBatch, mix
+from trainwire_engine.lanes import Lanes
 from trainwire_engine.loss import micro_batch_sums
 from trainwire_engine.model import Arrays, Model
 from trainwire_engine.optimizer import Optimizer
@@ -46,6 +48,7 @@ class UpdateStep:
         self._smoothing: float = config.label_smoothing
         self._max_value: float | None = config.max_grad_value
         self._traced = False
+        self._lanes = Lanes(model.total_parameters)
         self._sums = compiled(self._trace_sums)
         self._finish = compiled(self._trace_finish)
 
@@ -59,14 +62,17 @@ class UpdateStep:
     ) -> UpdateResult:
         """Make the update number `step` (which seeds dropout); 0, None or infinity do not clip."""
         model = self.model
-        totals: Any = None
-        for index, batch in enumerate(micro_batches):
+        by_lane: dict[int, Any] = {}
+        for index, (batch, lane) in enumerate(zip(*self._lanes.spread(micro_batches))):
             key = mx.random.key(mix(self._seed, step, index))
-            sums = self._sums(model.trainable, device_arrays(batch), key)
-            totals = sums if totals is None else _added(totals, sums)
+            with mx.stream(self._lanes.streams[lane]):
+                sums = self._sums(model.trainable, device_arrays(batch), key)
+                by_lane[lane] = _added(by_lane[lane], sums) if lane in by_lane else sums
             del sums
             # Without a start here, the passes of all micro-batches would be alive at once.
-            mx.async_eval(totals)
+            mx.async_eval(by_lane[lane])
+        totals = functools.reduce(_added, by_lane.values())
+        del by_lane
         tokens = sum(int(batch.weights.sum()) for batch in micro_batches)
         (loss, correct), grads = totals
         del totals

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import RandomRows
 
-from trainwire_engine.batches import Order, length_step, mix, permutation, plan, round_up
+from trainwire_engine.batches import MicroBatch, Order, length_step, mix, permutation, plan, round_up, split
 
 
 def test_the_permutation_is_the_documented_one() -> None:
@@ -102,6 +102,28 @@ def test_inputs_after_the_last_trained_token_are_left_out() -> None:
     (batch,) = plan(rows, [0], 2048)
     assert batch.tokens.shape == (1, 32)
     assert batch.real_tokens == 20
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 9), parts=st.integers(1, 4))
+def test_a_micro_batch_can_be_cut_by_its_rows(seed: int, count: int, parts: int) -> None:
+    rows = RandomRows(count, shortest=2, longest=90, seed=seed)
+    (whole,) = plan(rows, list(range(count)), 10**6)
+    pieces = split(whole, parts)
+    assert len(pieces) == min(parts, count)
+    assert [row for piece in pieces for row in piece.rows] == list(whole.rows)
+    assert sum(piece.real_tokens for piece in pieces) == whole.real_tokens
+
+    def trained(batch: MicroBatch) -> list[tuple[int, int, int]]:
+        places = [divmod(int(at), batch.tokens.shape[1]) for at in batch.positions[batch.weights > 0]]
+        targets = batch.targets[batch.weights > 0]
+        return [(batch.rows[row], column, int(target)) for (row, column), target in zip(places, targets)]
+
+    assert sorted(place for piece in pieces for place in trained(piece)) == sorted(trained(whole))
+    for piece in pieces:
+        for row, line in zip(piece.rows, piece.tokens):
+            end = int(np.flatnonzero(rows.mask(row))[-1])
+            assert line[:end].tolist() == rows.tokens(row)[:end].tolist()
 
 
 def test_lengths_fall_on_a_grid_of_few_values() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tiny import FAMILIES, RandomRows
 
+from trainwire_engine import lanes, native
 from trainwire_engine.batches import MicroBatch, plan
 from trainwire_engine.model import Model, load_model
 from trainwire_engine.optimizer import Optimizer
@@ -85,6 +86,28 @@ def test_the_losses_of_ten_updates_equal_mlx_lms_own(
         ours = update(step, plan(rows, EIGHT, 64), number, rate=3e-3)
         assert ours.tokens == tokens.item()
         assert ours.loss == pytest.approx(theirs.item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lanes_change_no_number(
+    config: Callable[..., Config], tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    outcomes = []
+    for worth in (2**60, 1):
+        monkeypatch.setattr(lanes, "WORTH", worth)
+        model, step = make(config(model=tiny(family), method="full", optimizer="sgd"))
+        batches = plan(ROWS, EIGHT, 4096)
+        spread, lane_of = step._lanes.spread(batches)
+        assert len(set(lane_of)) == (1 if worth > 1 else min(native.cores(), 8))
+        assert len(spread) == len(set(lane_of))
+        outcomes.append(([update(step, batches, n) for n in range(2)], model.trainable))
+    (alone, weights), (together, others) = outcomes
+    for ours, theirs in zip(alone, together):
+        assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)
+        assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-5)
+        assert (ours.tokens, ours.correct) == (theirs.tokens, theirs.correct)
+    for name, value in weights.items():
+        np.testing.assert_allclose(value, others[name], atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])

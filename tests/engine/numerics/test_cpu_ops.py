@@ -1,0 +1,103 @@
+"""The CPU's own exponential, SwiGLU and attention: MLX's values and gradients, to 1e-5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from trainwire_engine import cpu_ops, fastmath
+
+pytestmark = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="these functions are for the CPU backend")
+
+MLX_ATTENTION = getattr(mx.fast.scaled_dot_product_attention, "__wrapped__", mx.fast.scaled_dot_product_attention)
+
+
+def gradients(function: Callable[..., mx.array], *arguments: mx.array) -> Any:
+    def loss(*arguments: mx.array) -> mx.array:
+        value = function(*arguments)
+        return mx.sum(value * mx.random.normal(value.shape, key=mx.random.key(1)))
+
+    found = mx.grad(loss, argnums=tuple(range(len(arguments))))(*arguments)
+    return found if isinstance(found, tuple | list) else (found,)
+
+
+def assert_close(ours: mx.array, theirs: mx.array) -> None:
+    """Equal to 1e-5 of the largest entry."""
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * max(1.0, float(mx.abs(theirs).max())))
+
+
+@pytest.mark.parametrize("size", [1000, fastmath.FUSED_FROM])
+def test_the_exponential_is_as_exact_as_mlxs(size: int) -> None:
+    x = np.linspace(-87, 87, size, dtype=np.float32)
+    exact = np.exp(x.astype(np.float64))
+    ours = np.array(fastmath.exp_below_zero(mx.array(x))).astype(np.float64)
+    theirs = np.array(mx.exp(mx.array(x))).astype(np.float64)
+    assert np.abs(ours / exact - 1).max() < max(4e-6, 1.1 * np.abs(theirs / exact - 1).max())
+
+
+def test_far_below_zero_nothing_is_left() -> None:
+    x = mx.array([0.0, -0.0, -88.0, -1e30, -float("inf")])
+    np.testing.assert_allclose(fastmath.exp_below_zero(x), [1, 1, 0, 0, 0], atol=2e-38)
+    assert mx.isnan(fastmath.exp_below_zero(mx.array([float("nan")]))).item()
+
+
+def test_logsumexp_and_its_gradient_are_mlxs() -> None:
+    x = mx.random.normal((20, 300)) * 5
+    np.testing.assert_allclose(fastmath.logsumexp(x), mx.logsumexp(x, axis=-1, keepdims=True), atol=1e-5)
+    (ours,), (theirs,) = gradients(fastmath.logsumexp, x), gradients(lambda x: mx.logsumexp(x, -1, True), x)
+    assert_close(ours, theirs)
+
+
+def test_swiglu_and_its_gradients_are_mlx_lms() -> None:
+    from mlx_lm.models.activations import swiglu
+
+    ours = cpu_ops.swiglu(swiglu)
+    gate, x = mx.random.normal((40, 70)) * 8, mx.random.normal((40, 70))
+    gate[0, :4] = mx.array([-200.0, 200.0, -88.0, 0.0])
+    np.testing.assert_allclose(ours(gate, x), swiglu(gate, x), atol=1e-5)
+    for mine, its in zip(gradients(ours, gate, x), gradients(swiglu, gate, x)):
+        assert_close(mine, its)
+    half = gate.astype(mx.bfloat16)
+    assert mx.array_equal(ours(half, half), swiglu(half, half))
+
+
+@pytest.mark.parametrize("keep", [0, 2**22])
+@pytest.mark.parametrize("length", [2, 31, 128, 129, 300])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2), (3, 1)])
+def test_attention_and_its_gradients_are_mlxs(
+    monkeypatch: pytest.MonkeyPatch, heads: int, groups: int, length: int, keep: int
+) -> None:
+    monkeypatch.setattr(cpu_ops, "KEEP_BELOW", keep)
+    ours = cpu_ops.attention(MLX_ATTENTION)
+    q = mx.random.normal((2, heads, length, 16)) * 3
+    k, v = mx.random.normal((2, groups, length, 16)), mx.random.normal((2, groups, length, 16))
+
+    def form(attention: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        return lambda q, k, v: attention(q, k, v, scale=0.3, mask="causal")
+
+    np.testing.assert_allclose(form(ours)(q, k, v), form(MLX_ATTENTION)(q, k, v), atol=1e-5)
+    for mine, its in zip(gradients(form(ours), q, k, v), gradients(form(MLX_ATTENTION), q, k, v)):
+        assert_close(mine, its)
+
+
+@pytest.mark.parametrize("case", ["no mask", "array mask", "one token", "cache", "bfloat16"])
+def test_attention_of_another_kind_goes_to_mlx(case: str) -> None:
+    calls = []
+
+    def original(*arguments: Any, **keys: Any) -> mx.array:
+        calls.append(keys["mask"])
+        return MLX_ATTENTION(*arguments, **keys)
+
+    length, more = (1, 0) if case == "one token" else (4, 3) if case == "cache" else (4, 0)
+    dtype = mx.bfloat16 if case == "bfloat16" else mx.float32
+    q = mx.random.normal((1, 2, length, 8)).astype(dtype)
+    k = mx.random.normal((1, 2, length + more, 8)).astype(dtype)
+    masks: dict[str, Any] = {"no mask": None, "array mask": mx.ones((4, 4), mx.bool_)}
+    mask = masks.get(case, "causal")
+    result = cpu_ops.attention(original)(q, k, k, scale=1.0, mask=mask)
+    assert len(calls) == 1
+    assert mx.array_equal(result, MLX_ATTENTION(q, k, k, scale=1.0, mask=mask))

@@ -1,0 +1,147 @@
+"""SwiGLU and attention for training on the CPU: the values of MLX's own, from operations that are fast there.
+
+Both have a gradient rule that keeps what the forward pass made, and take float32 alone; anything else, and any
+call of a kind that training does not make, goes to MLX's function. `install` puts them where mlx-lm's
+architectures look these functions up.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from trainwire_engine.fastmath import LOG2_E, exp2, row_sums, sigmoid
+
+BLOCK = 128
+"""Rows of a block of the attention matrix; blocks above the diagonal are not computed."""
+
+KEEP_BELOW = 2**22
+"""Entries of an attention matrix up to which its probabilities are kept for the backward pass."""
+
+
+@mx.custom_function
+def _silu_product(gate: mx.array, x: mx.array) -> tuple[mx.array, mx.array]:
+    share = sigmoid(gate)
+    return gate * share * x, share
+
+
+@_silu_product.vjp
+def _silu_product_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, mx.array]:
+    gate, x = primals
+    share, upstream = outputs[1], cotangents[0]
+    silu = gate * share
+    return upstream * x * (share + silu * (1 - share)), upstream * silu
+
+
+@mx.custom_function
+def _causal_attention(queries: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
+    """queries [B, K, G, L, D] already scaled by log2 e, keys and values [B, K, L, D]; K heads of G queries each.
+
+    Returns the output and per block of rows what its backward pass needs: the probabilities, or in their place
+    the logarithm of their sum.
+    """
+    batch, heads, group, length, width = queries.shape
+    keep = batch * heads * group * length * length <= KEEP_BELOW
+    parts, kept = [], []
+    for start, end, bias in _blocks(length):
+        scores = _scores(queries, keys, start, end, bias)
+        top = mx.max(scores, axis=-1, keepdims=True)
+        powers = exp2(scores - top)
+        total = row_sums(powers)
+        shares = powers * mx.reciprocal(total)
+        part = shares @ values[:, :, :end]
+        parts.append(part.reshape(batch, heads, group, end - start, width))
+        kept.append(shares if keep else top + mx.log(total) * LOG2_E)
+    return mx.concatenate(parts, axis=3), *kept
+
+
+@_causal_attention.vjp
+def _causal_attention_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, ...]:
+    queries, keys, values = primals
+    batch, heads, group, length, width = queries.shape
+    upstream, output, kept = cotangents[0], outputs[0], outputs[1:]
+    keep = kept[0].shape[-1] > 1 or length == 1
+    drift = row_sums(upstream * output)
+    d_queries, d_keys, d_values = [], mx.zeros_like(keys), mx.zeros_like(values)
+    for (start, end, bias), saved in zip(_blocks(length), kept):
+        shares = saved if keep else exp2(_scores(queries, keys, start, end, bias) - saved)
+        rows = (batch, heads, group * (end - start), width)
+        above = upstream[:, :, :, start:end].reshape(rows)
+        below = (above @ values[:, :, :end].swapaxes(-1, -2)) - drift[:, :, :, start:end].reshape(*rows[:3], 1)
+        d_scores = shares * below
+        asked = queries[:, :, :, start:end].reshape(rows)
+        d_queries.append((d_scores @ keys[:, :, :end]).reshape(batch, heads, group, end - start, width))
+        d_keys[:, :, :end] += d_scores.swapaxes(-1, -2) @ asked
+        d_values[:, :, :end] += shares.swapaxes(-1, -2) @ above
+    # The scores are in base 2, their gradient in base e.
+    return mx.concatenate(d_queries, axis=3) * (1 / LOG2_E), d_keys * (1 / LOG2_E), d_values
+
+
+def _scores(queries: mx.array, keys: mx.array, start: int, end: int, bias: mx.array) -> mx.array:
+    batch, heads, group, _, width = queries.shape
+    rows = end - start
+    asked = queries[:, :, :, start:end].reshape(batch, heads, group * rows, width)
+    scores = asked @ keys[:, :, :end].swapaxes(-1, -2)
+    return (scores.reshape(batch, heads, group, rows, end) + bias).reshape(batch, heads, group * rows, end)
+
+
+def _blocks(length: int) -> list[tuple[int, int, mx.array]]:
+    """Blocks of rows with the number of keys they see and what hides the future of the last of them."""
+    blocks = []
+    for start in range(0, length, BLOCK):
+        end = min(start + BLOCK, length)
+        hidden = mx.arange(end)[None] > mx.arange(start, end)[:, None]
+        blocks.append((start, end, hidden.astype(mx.float32) * -1e30))
+    return blocks
+
+
+def attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Make `mx.fast.scaled_dot_product_attention` with the causal float32 case computed here."""
+
+    def scaled_dot_product_attention(
+        q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Any = None, sinks: Any = None, **more: Any
+    ) -> mx.array:
+        batch, heads, length, width = q.shape
+        plain = isinstance(mask, str) and mask == "causal" and sinks is None and not more
+        if not plain or q.dtype != mx.float32 or k.dtype != mx.float32 or k.shape[2] != length or length < 2:
+            return original(q, k, v, scale=scale, mask=mask, sinks=sinks, **more)
+        groups = k.shape[1]
+        asked = (q * (scale * LOG2_E)).reshape(batch, groups, heads // groups, length, width)
+        outputs: Any = _causal_attention(asked, k, v)
+        return outputs[0].reshape(batch, heads, length, v.shape[-1])
+
+    scaled_dot_product_attention.__wrapped__ = original  # type: ignore[attr-defined]
+    return scaled_dot_product_attention
+
+
+def swiglu(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Make mlx-lm's `swiglu(gate, x)` = silu(gate) · x with the float32 case computed here."""
+
+    def product(gate: mx.array, x: mx.array) -> mx.array:
+        if gate.dtype != mx.float32 or x.dtype != mx.float32:
+            return original(gate, x)
+        outputs: Any = _silu_product(gate, x)
+        return outputs[0]
+
+    product.__wrapped__ = original  # type: ignore[attr-defined]
+    return product
+
+
+def install(module: nn.Module) -> None:
+    """Let a loaded model's architecture use these functions, where MLX computes on the CPU.
+
+    They take the place of `mx.fast.scaled_dot_product_attention` in the process, and of `swiglu` in the modules that
+    define the model's layers. MLX's own activations stay: architectures call them in functions compiled for any
+    shape, where the exponential here cannot be traced.
+    """
+    if not hasattr(mx.fast.scaled_dot_product_attention, "__wrapped__"):
+        mx.fast.scaled_dot_product_attention = attention(mx.fast.scaled_dot_product_attention)
+    homes = {type(layer).__module__ for _, layer in module.named_modules()}
+    for home in (sys.modules[name] for name in homes if name.startswith("mlx_lm.models.")):
+        original = getattr(home, "swiglu", None)
+        if original is not None and not hasattr(original, "__wrapped__"):
+            home.swiglu = swiglu(original)  # type: ignore[attr-defined]
