@@ -87,7 +87,8 @@ class Control:
     def _serve(self, *, block: bool) -> bool:
         while self.stop is None:
             if self.paused and block and not self._channel.pending():
-                self._stand_still()
+                self._reports.alive("none")
+                self._actions.settle()
             order = self._channel.next(block=self.paused and block)
             if self.gone:
                 return False
@@ -97,10 +98,6 @@ class Control:
             self._carry_out(order)
             block = block or (self.paused and not was_paused)
         return False
-
-    def _stand_still(self) -> None:
-        with self._reports.activity("none"):
-            self._actions.settle()
 
     def linger(self) -> None:
         """Answer questions about a completed run's model until a stop, or until the worker is gone."""

@@ -39,6 +39,22 @@ def test_pause_stands_still_until_resume_and_both_are_answered_after_their_event
     assert answered_once(result)
 
 
+def test_nothing_is_done_while_paused_and_training_is_told_again_afterwards(config: dict[str, Any], base: Path) -> None:
+    activities: list[str] = []
+
+    def rule(report: Any) -> list[ch.AnyOrder] | None:
+        if isinstance(report, ch.Alive):
+            activities.append(report.activity)
+        if isinstance(report, ev.Step) and report.step == 2:
+            return [ch.PauseOrder(order=5)]
+        if isinstance(report, ch.Alive) and report.activity == "none":
+            return [ch.ResumeOrder(order=6)]
+        return None
+
+    play(config, base, rule)
+    assert activities == ["load", "tokenize", "load", "compile", "train", "none", "train", "checkpoint", "train"]
+
+
 def test_a_pause_changes_no_number(config: dict[str, Any], base: Path, tmp_path: Path) -> None:
     plain = play(config, base)
     rule = both(at_step(3, ch.PauseOrder(order=5)), on(ev.Paused, ch.ResumeOrder(order=6)))
