@@ -15,6 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
+from trainwire_engine.cpu_weights import dense
 from trainwire_protocol.errors import ConfigInvalid, Unsupported
 
 ADAPTER_LEAVES = ("lora_a", "lora_b", "m")
@@ -82,7 +83,7 @@ class DoRALinear(_Adapter):
         self.linear = linear
         self.lora_a = mx.zeros((inputs, rank))
         self.lora_b = mx.zeros((rank, outputs))
-        self.m = mx.linalg.norm(dense_weight(linear).astype(mx.float32), axis=1)
+        self.m = mx.linalg.norm(dense(linear).astype(mx.float32), axis=1)
         self._row_square = mx.square(self.m)
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -149,15 +150,6 @@ def linear_shape(layer: nn.Module) -> tuple[int, int]:
     """Give (outputs, inputs) of a linear layer or embedding, packed or not."""
     rows, columns = layer.weight.shape
     return rows, columns * 32 // layer.bits if "scales" in layer else columns
-
-
-def dense_weight(layer: nn.Module) -> mx.array:
-    """Give the layer's weight, unpacked if it is quantized."""
-    if "scales" not in layer:
-        return layer.weight
-    return mx.dequantize(
-        layer.weight, layer.scales, layer.get("biases"), group_size=layer.group_size, bits=layer.bits, mode=layer.mode
-    )
 
 
 def attach(module: nn.Module, config: Any) -> tuple[list[str], dict[str, Any]]:

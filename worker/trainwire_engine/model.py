@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from trainwire_engine import adapters, cpu_ops
+from trainwire_engine import adapters, cpu_ops, cpu_weights
 from trainwire_engine.fastmath import on_cpu
 from trainwire_engine.head import Head, find_head
 from trainwire_engine.loading import load_module, read_tensors, resolve_folder
@@ -25,13 +25,18 @@ class Model:
     """A module with its trainable weights kept apart as masters, by default in float32.
 
     `trainable` maps mlx-lm's flat names to the masters. The forward pass sees them in the dtype the model was
-    saved in (`leaf_dtype`); `bind` puts a set of them, cast so, into the module, and `module` is always in
-    step with `trainable`.
+    saved in, on a CPU in float32 if memory allows (`leaf_dtype`); `bind` puts a set of them, cast so, into the
+    module, and `module` is always in step with `trainable`.
     """
 
     def __init__(self, module: nn.Module, model_config: dict[str, Any], folder: Path, config: Any) -> None:
+        self._saved_dtype: dict[str, mx.Dtype] = {name: leaf.dtype for name, leaf in tree_flatten(module.parameters())}
+        floating = [dtype for dtype in self._saved_dtype.values() if mx.issubdtype(dtype, mx.floating)]
+        self._saved_dtype_of_activations = max(set(floating), key=floating.count)
         if on_cpu():
             cpu_ops.install(module)
+            cpu_weights.widen(module)
+            cpu_weights.unpack_on_use(module)
         self._module = module
         self.model_config = model_config
         self.folder = folder
@@ -67,7 +72,7 @@ class Model:
         }
         keep = config.trainable_dtype == "model"
         self.trainable: Arrays = {
-            name: leaf.astype(self.leaf_dtype[name] if keep else mx.float32) for name, leaf in leaves.items()
+            name: leaf.astype(self._kept_dtype(name) if keep else mx.float32) for name, leaf in leaves.items()
         }
         # A compiled function would compute again whatever it captures unevaluated.
         mx.eval(self.trainable, [list(layer.values()) for _, layer in module.named_modules()])
@@ -156,13 +161,17 @@ class Model:
         """The adapters as they are, or the whole model in its own dtype and mlx-lm's layout."""
         if self.method != "full":
             return dict(self.trainable)
-        return dict(tree_flatten(self.module.parameters()))
+        return {name: leaf.astype(self._saved_dtype[name]) for name, leaf in tree_flatten(self.module.parameters())}
 
     def exact_masters(self) -> Arrays:
         """The masters that `tensors_to_save` would round: what a resume needs besides it, often nothing."""
         if self.method != "full":
             return {}
-        return {name: value for name, value in self.trainable.items() if value.dtype != self.leaf_dtype[name]}
+        return {name: value for name, value in self.trainable.items() if value.dtype != self._saved_dtype[name]}
+
+    def _kept_dtype(self, name: str) -> mx.Dtype:
+        """The dtype the folder's weights have: a weight's own, and for an adapter the one most of them have."""
+        return self._saved_dtype.get(name, self._saved_dtype_of_activations)
 
 
 def load_model(config: Any) -> Model:
