@@ -1,0 +1,44 @@
+"""`validate`: the config and the data are looked at, nothing is trained and nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from scripted import Result, ScriptedChannel
+
+from trainwire_engine import run
+from trainwire_protocol import channel as ch
+from trainwire_protocol import events as ev
+from trainwire_protocol.config_load import build_config
+
+
+def check(config: dict[str, Any], base: Path) -> Result:
+    order = ch.Check(order=1, config=msgspec.to_builtins(build_config(config, base)))
+    channel: Any = ScriptedChannel(order)
+    return Result(channel.reports, run.serve(channel))
+
+
+def test_a_config_that_can_be_run_gives_its_resolved_values_and_its_data(config: dict[str, Any], base: Path) -> None:
+    result = check(config, base)
+    found = result.answer(1).result
+    assert found is not None
+    assert (found["valid"], found["total_steps"], result.status) == (True, 6, 0)
+    assert found["config"]["micro_batch_tokens"] > 0
+    assert [split["split"] for split in found["data"]] == ["train"]
+    assert [issue["code"] for issue in found["issues"]] == ["no_validation"]
+    assert not result.of(ev.Init)
+    assert not Path(config["run_dir"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "code"), [({"data": "missing.jsonl"}, "dataset_invalid"), ({"packing": True}, "unsupported")]
+)
+def test_a_config_that_cannot_be_run_is_answered_with_the_error_of_a_run(
+    config: dict[str, Any], base: Path, change: dict[str, Any], code: str
+) -> None:
+    result = check({**config, **change}, base)
+    assert (result.answer(1).code, result.status) == (code, 0)
+    assert not result.of(ch.Failed)
