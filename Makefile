@@ -5,15 +5,18 @@ BIN := $(VENV)/bin
 EXTRA := $(shell [ "$$(uname -s)-$$(uname -m)" = Darwin-arm64 ] && echo dev || echo cpu,dev)
 NODE_TREES := clients/node examples
 export PYTHONSAFEPATH = 1
+# Many tests run at once: more than one BLAS thread in each of them only spins.
+TEST_ENV := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo demo-smollm2 test check generate bench bench-full soak setup reference node clean
+.PHONY: help demo demo-smollm2 test check generate record bench bench-full soak setup reference node clean
 
 help:
 	@echo "make demo       set up, then train a small model and show what it learned"
 	@echo "make test       set up, then run every check and test"
 	@echo "make check      lint, types, layers, generated files"
 	@echo "make generate   write the files that are made from the protocol's types"
+	@echo "make record     record the golden sessions again, from real workers"
 	@echo "make bench      compare with mlx_lm.lora, short; make bench-full: all cases"
 	@echo "make soak       long runs under attack"
 	@echo "make reference  add PyTorch, transformers and peft, to which tests compare numbers"
@@ -56,10 +59,14 @@ check: setup node
 	cd clients/node && npm run --silent check
 
 test: check
-	$(BIN)/python -m pytest -n auto
+	$(TEST_ENV) $(BIN)/python -m pytest -n auto
 	cd clients/node && TRAINWIRE_PYTHON=$(abspath $(BIN)/python) npm test --silent
 
 generate: setup
+	$(BIN)/python -m trainwire_protocol.generate
+
+record: setup
+	$(BIN)/python protocol/record_examples.py
 	$(BIN)/python -m trainwire_protocol.generate
 
 bench: setup

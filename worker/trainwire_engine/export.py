@@ -21,6 +21,7 @@ from mlx.utils import tree_flatten
 from trainwire_engine.fuse import fuse, split_adapters, unpack_all
 from trainwire_engine.loading import load_module, resolve_folder
 from trainwire_engine.model_card import model_card
+from trainwire_engine.tensors import load
 from trainwire_protocol.errors import NotFound, TrainwireError, Unsupported
 from trainwire_protocol.rundir import STATE_NAME, TEMPORARY_PREFIX, defect, read_manifest
 
@@ -65,8 +66,7 @@ class Source:
 
     def adapters(self) -> dict[str, mx.array]:
         """The adapter tensors under mlx-lm's names."""
-        tensors: dict[str, mx.array] = mx.load(str(self.folder / "adapters.safetensors"))
-        return tensors
+        return load(self.folder / "adapters.safetensors")
 
 
 def open_checkpoint(folder: Path) -> Source:

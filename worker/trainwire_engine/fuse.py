@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from trainwire_engine.adapters import dense_weight
+from trainwire_engine.cpu_weights import dense
 
 Arrays = dict[str, mx.array]
 
@@ -56,7 +56,7 @@ def fuse(module: nn.Module, tensors: Arrays, scale: float, *, unpack: bool) -> F
     losses: dict[str, float] = {}
     for path, adapter in split_adapters(tensors).items():
         layer = layers[path]
-        base = dense_weight(layer)
+        base = dense(layer)
         fused = fused_weight(base, adapter, scale, embedding=isinstance(layer, nn.Embedding | nn.QuantizedEmbedding))
         if "scales" in layer and not unpack:
             how: dict[str, Any] = {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
@@ -64,9 +64,9 @@ def fuse(module: nn.Module, tensors: Arrays, scale: float, *, unpack: bool) -> F
             layer.weight, layer.scales = packed[0], packed[1]
             if len(packed) > 2:
                 layer.biases = packed[2]
-            moved = mx.linalg.norm(dense_weight(layer).astype(mx.float32) - fused)
+            moved = mx.linalg.norm(dense(layer).astype(mx.float32) - fused)
             trained = mx.linalg.norm(fused - base.astype(mx.float32))
-            losses[path] = (moved / mx.maximum(trained, 1e-12)).item()
+            losses[path] = float((moved / mx.maximum(trained, 1e-12)).item())
         elif "scales" in layer:
             unpack_layer(module, path, layer, fused.astype(layer.scales.dtype))
         else:
@@ -95,7 +95,7 @@ def unpack_all(module: nn.Module) -> None:
     """Make every packed linear layer and embedding a plain one, in the dtype of its scales."""
     for path, layer in module.named_modules():
         if isinstance(layer, nn.QuantizedLinear | nn.QuantizedEmbedding):
-            unpack_layer(module, path, layer, dense_weight(layer).astype(layer.scales.dtype))
+            unpack_layer(module, path, layer, dense(layer).astype(layer.scales.dtype))
 
 
 def _nested(path: str, module: nn.Module) -> Any:
