@@ -66,7 +66,8 @@ def fuse(module: nn.Module, tensors: Arrays, scale: float, *, unpack: bool) -> F
                 layer.biases = packed[2]
             moved = mx.linalg.norm(dense(layer).astype(mx.float32) - fused)
             trained = mx.linalg.norm(fused - base.astype(mx.float32))
-            losses[path] = float((moved / mx.maximum(trained, 1e-12)).item())
+            share: Any = (moved / mx.maximum(trained, 1e-12)).item()
+            losses[path] = share
         elif "scales" in layer:
             unpack_layer(module, path, layer, fused.astype(layer.scales.dtype))
         else:
