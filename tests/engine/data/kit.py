@@ -86,14 +86,7 @@ def shown(dataset: Dataset, tokenizer: Tokenizer, index: int = 0) -> str:
     assert not mask[0]
     assert mask.sum() == dataset.trained[index]
     assert len(tokens) == dataset.lengths[index]
-    text = ""
-    start = 0
-    for at in range(1, len(tokens) + 1):
-        if at == len(tokens) or mask[at] != mask[start]:
-            part = tokenizer.decode(tokens[start:at])
-            text += f"⟦{part}⟧" if mask[start] else part
-            start = at
-    return text
+    return "".join(f"⟦{text}⟧" if on else text for text, on in dataset.pieces(index, tokenizer.decode))
 
 
 def trained(dataset: Dataset, tokenizer: Tokenizer, index: int = 0) -> list[str]:

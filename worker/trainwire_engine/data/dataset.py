@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import numpy as np
 
 from trainwire_engine.data.report import DataReport
@@ -36,6 +39,12 @@ class Dataset:
     def mask(self, index: int) -> np.ndarray:
         """Which tokens of an example are trained targets, bool [length]; the first one never is."""
         return self._stored(index) < 0
+
+    def pieces(self, index: int, decode: Callable[[list[int]], str]) -> list[tuple[str, bool]]:
+        """The text of an example in pieces, each with whether it is trained: for showing to people."""
+        tokens, mask = self.tokens(index), self.mask(index)
+        borders = [0, *(np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist(), len(tokens)]
+        return [(decode(tokens[a:b].tolist()), bool(mask[a])) for a, b in itertools.pairwise(borders) if a < b]
 
     def location(self, index: int) -> str:
         """Where an example comes from: "file:line"."""
