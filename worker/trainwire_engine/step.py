@@ -48,7 +48,7 @@ class UpdateStep:
         self._smoothing: float = config.label_smoothing
         self._max_value: float | None = config.max_grad_value
         self._traced = False
-        self._lanes = Lanes(model.total_parameters)
+        self.lanes = Lanes(model.total_parameters)
         self._sums = compiled(self._trace_sums)
         self._finish = compiled(self._trace_finish)
 
@@ -62,17 +62,7 @@ class UpdateStep:
     ) -> UpdateResult:
         """Make the update number `step` (which seeds dropout); 0, None or infinity do not clip."""
         model = self.model
-        by_lane: dict[int, Any] = {}
-        for index, (batch, lane) in enumerate(zip(*self._lanes.spread(micro_batches))):
-            key = mx.random.key(mix(self._seed, step, index))
-            with mx.stream(self._lanes.streams[lane]):
-                sums = self._sums(model.trainable, device_arrays(batch), key)
-                by_lane[lane] = _added(by_lane[lane], sums) if lane in by_lane else sums
-            del sums
-            # Without a start here, the passes of all micro-batches would be alive at once.
-            mx.async_eval(by_lane[lane])
-        totals = functools.reduce(_added, by_lane.values())
-        del by_lane
+        totals = self.sums(micro_batches, step)
         tokens = sum(int(batch.weights.sum()) for batch in micro_batches)
         (loss, correct), grads = totals
         del totals
@@ -84,6 +74,19 @@ class UpdateStep:
         self.state, self._traced = state, False
         mean, guessed, norm, finite = measured.tolist()
         return UpdateResult(mean, tokens, round(guessed), norm, skipped=not finite)
+
+    def sums(self, micro_batches: Sequence[MicroBatch], step: int) -> Any:
+        """Give ((loss sum, correct), gradient sums), lazy: the passes of an update, without the rest of it."""
+        by_lane: dict[int, Any] = {}
+        for index, (batch, lane) in enumerate(zip(*self.lanes.spread(micro_batches))):
+            key = mx.random.key(mix(self._seed, step, index))
+            with mx.stream(self.lanes.streams[lane]):
+                sums = self._sums(self.model.trainable, device_arrays(batch), key)
+                by_lane[lane] = _added(by_lane[lane], sums) if lane in by_lane else sums
+            del sums
+            # Without a start here, the passes of all micro-batches would be alive at once.
+            mx.async_eval(by_lane[lane])
+        return functools.reduce(_added, by_lane.values())
 
     def _trace_sums(
         self, params: Arrays, batch: tuple[mx.array, ...], key: mx.array

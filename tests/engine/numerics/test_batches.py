@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import RandomRows
 
-from trainwire_engine.batches import MicroBatch, Order, length_step, mix, permutation, plan, round_up, split
+from trainwire_engine.batches import (
+    PASS_COST,
+    MicroBatch,
+    Order,
+    cheapest_cuts,
+    length_step,
+    mix,
+    permutation,
+    plan,
+    round_up,
+    split,
+)
 
 
 def test_the_permutation_is_the_documented_one() -> None:
@@ -108,7 +119,7 @@ def test_inputs_after_the_last_trained_token_are_left_out() -> None:
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 9), parts=st.integers(1, 4))
 def test_a_micro_batch_can_be_cut_by_its_rows(seed: int, count: int, parts: int) -> None:
     rows = RandomRows(count, shortest=2, longest=90, seed=seed)
-    (whole,) = plan(rows, list(range(count)), 10**6)
+    (whole,) = plan(rows, list(range(count)), 10**6, pass_cost=10**6)
     pieces = split(whole, parts)
     assert len(pieces) == min(parts, count)
     assert [row for piece in pieces for row in piece.rows] == list(whole.rows)
@@ -131,3 +142,24 @@ def test_lengths_fall_on_a_grid_of_few_values() -> None:
     assert len(padded) <= 64
     assert all(round_up(n, length_step(n)) <= max(32, n * 1.125 + 32) for n in range(1, 32769))
     assert 2048 in padded
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=7), st.integers(64, 1200))
+def test_micro_batches_are_cut_where_it_costs_least(lengths: list[int], budget: int) -> None:
+    lengths = sorted(lengths, reverse=True)
+
+    def cost(cuts: list[tuple[int, int]]) -> int:
+        return sum(lengths[start] * (end - start) + PASS_COST for start, end in cuts)
+
+    def ways(start: int) -> list[list[tuple[int, int]]]:
+        if start == len(lengths):
+            return [[]]
+        ends = [
+            e for e in range(start + 1, len(lengths) + 1) if e == start + 1 or lengths[start] * (e - start) <= budget
+        ]
+        return [[(start, end), *rest] for end in ends for rest in ways(end)]
+
+    cuts = cheapest_cuts(lengths, budget)
+    assert cuts in ways(0)
+    assert cost(cuts) == min(map(cost, ways(0)))

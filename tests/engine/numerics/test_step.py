@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from tiny import FAMILIES, RandomRows
 
-from trainwire_engine import lanes, native
+from trainwire_engine import lanes as engine_lanes
+from trainwire_engine import native
 from trainwire_engine.batches import MicroBatch, plan
 from trainwire_engine.model import Model, load_model
 from trainwire_engine.optimizer import Optimizer
@@ -50,7 +51,7 @@ def test_every_split_gives_one_loss_norm_and_weights(
         model, step = make(config(model=folder, method=method, optimizer="sgd"))
         results = []
         for number in range(3):
-            batches = [batch for rows in split for batch in plan(ROWS, rows, 4096)]
+            batches = [batch for rows in split for batch in plan(ROWS, rows, 4096, pass_cost=10**6)]
             assert len(batches) == len(split)
             results.append(update(step, batches, number))
         outcomes.append((results, {name: np.array(value) for name, value in model.trainable.items()}))
@@ -94,10 +95,10 @@ def test_lanes_change_no_number(
 ) -> None:
     outcomes = []
     for worth in (2**60, 1):
-        monkeypatch.setattr(lanes, "WORTH", worth)
+        monkeypatch.setattr(engine_lanes, "WORTH", worth)
         model, step = make(config(model=tiny(family), method="full", optimizer="sgd"))
-        batches = plan(ROWS, EIGHT, 4096)
-        spread, lane_of = step._lanes.spread(batches)
+        batches = plan(ROWS, EIGHT, 4096, pass_cost=10**6)
+        spread, lane_of = step.lanes.spread(batches)
         assert len(set(lane_of)) == (1 if worth > 1 else min(native.cores(), 8))
         assert len(spread) == len(set(lane_of))
         outcomes.append(([update(step, batches, n) for n in range(2)], model.trainable))
