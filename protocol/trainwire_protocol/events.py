@@ -32,6 +32,11 @@ class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
         | None
     ) = None
 
+    @property
+    def type(self) -> str:
+        """The name of this kind of line, as on the wire."""
+        return str(self.__struct_config__.tag)
+
 
 class Event(Line, kw_only=True, tag_field="type"):
     """A fact about the run. A line carries `seq` exactly if it is in the log; `ts` is in ms since the epoch."""

@@ -91,7 +91,7 @@ class AsyncHandle(AsyncCommands, Generic[AnyHandle]):
             self._handlers[name].remove(handler)
 
     async def _call_handlers(self, event: AnyEvent) -> None:
-        name = str(event.__struct_config__.tag)
+        name = event.type
         for handler in [*self._handlers.get(name, ()), *self._handlers.get("*", ())]:
             outcome = handler(event)
             if inspect.isawaitable(outcome):

@@ -99,7 +99,7 @@ class Delivery:
                 counts.update(item.gap.counts if item.gap else {})
             else:
                 last = max(last, seq_of(item) or 0)
-                kind = item["type"] if isinstance(item, dict) else item.__struct_config__.tag
+                kind = item["type"] if isinstance(item, dict) else item.type
                 counts[str(kind)] += 1
         gap = Gap(from_seq=self._taken_seq + 1, to_seq=last, counts=dict(counts), reason="slow_reader")
         self._items.clear()

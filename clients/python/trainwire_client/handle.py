@@ -70,7 +70,7 @@ class Handle(Commands):
     def _concerned(self, event: Event | Gap) -> list[Callable[[Any], Any]]:
         if not self._handlers:
             return []
-        name = str(event.__struct_config__.tag)
+        name = event.type
         return [*self._handlers.get(name, ()), *self._handlers.get("*", ())]
 
     def __iter__(self) -> Self:

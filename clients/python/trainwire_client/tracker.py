@@ -100,7 +100,7 @@ class Tracker:
             return f"{text}, and had reported no event"
         place = f" (seq {event.seq})" if event.seq else ""
         ago = time.monotonic() - self._heard_at
-        text += f"; its last event, {event.__struct_config__.tag}{place}, came {ago:.1f} s before"
+        text += f"; its last event, {event.type}{place}, came {ago:.1f} s before"
         if self._loop_age_ms >= 1000:
             text += f"; its engine had been silent for {self._loop_age_ms / 1000:.0f} s at the last heartbeat"
         return text

@@ -173,4 +173,4 @@ def test_the_kit_s_sample_lines_are_those_of_the_cases_and_whole_messages() -> N
     for kind in LINES:
         message = decode_message(line(kind))
         assert not isinstance(message, dict)
-        assert message.__struct_config__.tag == kind
+        assert message.type == kind

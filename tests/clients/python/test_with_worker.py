@@ -262,7 +262,7 @@ def test_a_supervised_run_survives_two_kills_and_gives_each_event_once(
     assert seqs(events) == list(range(1, len(events) + 1))
     logged = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_bytes().splitlines()]
     assert [line["seq"] for line in logged] == seqs(events)
-    assert [line["type"] for line in logged] == [event.__struct_config__.tag for event in events]
+    assert [line["type"] for line in logged] == [event.type for event in events]
     losses = tw.history(tmp_path / "run", ["loss"])["loss"]
     assert losses.steps == list(range(1, 61))
 
