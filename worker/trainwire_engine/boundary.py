@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 from trainwire_engine import memory
 from trainwire_engine.evaluate import EvalResult, evaluate
 from trainwire_engine.generate import Completion, Prompt, best_and_worst, generate, reference_losses
+from trainwire_engine.lanes import stay_on_one_lane
 from trainwire_engine.model import Model
 from trainwire_engine.reports import Reports
 from trainwire_engine.saving import Saves
@@ -18,6 +20,7 @@ from trainwire_engine.schedule import Course
 from trainwire_engine.step import EvaluateSums
 from trainwire_protocol.channel import CheckpointOrder, EvalOrder, GenerateOrder, SetOrder
 from trainwire_protocol.errors import BadParams, ShuttingDown, WrongState
+from trainwire_protocol.events import Activity
 
 Interrupted = Callable[[], bool]
 
@@ -51,7 +54,7 @@ class Boundary:
             self._best_unsaved = best and self.course.config.keep_best
             self._report(result, best=best)
         if what.generate and self.prompts and state.generated_step < state.step:
-            with self.reports.activity("generate"):
+            with self._looking("generate"):
                 if not self._answer_prompts(interrupted):
                     return False
             state.generated_step = state.step
@@ -62,8 +65,12 @@ class Boundary:
         self.saves.due(best=self._best_unsaved)
         self._best_unsaved = False
 
+    def _looking(self, activity: Activity) -> AbstractContextManager[None]:
+        stay_on_one_lane(self.model.total_parameters, self.course.config.micro_batch_tokens or 0)
+        return self.reports.activity(activity)
+
     def _evaluate(self, batches: int, interrupted: Interrupted) -> EvalResult | None:
-        with self.reports.activity("eval"):
+        with self._looking("eval"):
             return evaluate(self._sums, self.valid, self.course.config, batches, interrupted)
 
     def _report(self, result: EvalResult, **more: Any) -> None:
@@ -127,7 +134,7 @@ class Boundary:
         """Answer a prompt by order."""
         messages = tuple(order.messages) if order.messages is not None else None
         how = {name: getattr(order, name) for name in ("max_tokens", "temperature", "seed", "adapter")}
-        with self.reports.activity("generate"):
+        with self._looking("generate"):
             answer = self._generate(Prompt(order.prompt or "", messages), interrupted, **how)
         if answer is None:
             raise ShuttingDown("The run is stopping.")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import msgspec
 
+from trainwire_engine import native
 from trainwire_engine.batches import Order, plan
 from trainwire_engine.data import Dataset
 from trainwire_engine.model import Model
+from trainwire_engine.native import Native
 from trainwire_engine.schedule import Course
+from trainwire_engine.state import Saved
 from trainwire_protocol.channel import Begin
 from trainwire_protocol.config import Config
 from trainwire_protocol.events import Data, Init
@@ -78,9 +81,10 @@ def device_name() -> str:
     return f"{kind}: {name}"
 
 
-def versions(blas: str) -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Name what computes, for the checkpoint: another one may give other last bits."""
     found = {
+        "device": device_name(),
         "trainwire": VERSION,
         "python": platform.python_version(),
         "platform": f"{sys.platform}-{platform.machine()}",
@@ -91,3 +95,13 @@ def versions(blas: str) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def other_environment(saved: Saved, computing: Native) -> dict[str, dict[str, Any]]:
+    """List what computes otherwise than it did for a checkpoint, and so may give other last bits."""
+    before: dict[str, Any] = {**saved.versions, "blas": saved.native.blas}
+    now: dict[str, Any] = {**versions(), "blas": computing.blas}
+    if computing.path is not None and computing.lanes > native.cores():
+        # The streams are as many as before; a BLAS gets no more threads than there are cores.
+        before["cores"], now["cores"] = computing.lanes, native.cores()
+    return {key: {"from": old, "to": now.get(key)} for key, old in before.items() if old != now.get(key)}

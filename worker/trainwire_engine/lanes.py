@@ -27,7 +27,7 @@ class Lanes:
 
     def __init__(self, weights: int) -> None:
         self._weights = weights
-        self.streams = _streams() if on_cpu() else [mx.default_stream(mx.default_device())]
+        self.streams = _streams(native.lanes()) if on_cpu() else [mx.default_stream(mx.default_device())]
 
     def spread(self, micro_batches: Sequence[MicroBatch]) -> tuple[list[MicroBatch], list[int]]:
         """Cut micro-batches further if lanes would stay empty; returns them with the lane of each.
@@ -50,6 +50,15 @@ class Lanes:
         return batches, lane_of
 
 
+def stay_on_one_lane(weights: int, tokens: int) -> None:
+    """Set the threads of the BLAS for passes outside an update, by the size of one alone.
+
+    Left as the update before had set them, an evaluation's last bits would depend on whether one was made since
+    the process began.
+    """
+    native.use_threads(native.lanes() if weights * tokens // WORTH > 1 else 1)
+
+
 @functools.cache
-def _streams() -> list[Any]:
-    return [mx.default_stream(mx.cpu), *(mx.new_stream(mx.cpu) for _ in range(native.cores() - 1))]
+def _streams(count: int) -> list[Any]:
+    return [mx.default_stream(mx.cpu), *(mx.new_stream(mx.cpu) for _ in range(count - 1))]

@@ -8,6 +8,7 @@ compiler is needed. A product is checked against plain arithmetic, and the old a
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -27,28 +28,69 @@ SYSTEM_LIBRARIES = ("libopenblas.so.0", "libmkl_rt.so.2", "libblis.so.4")
 
 @dataclass(frozen=True)
 class Native:
-    """What computes: `blas` in words for the `init` event, `path` of its library if it is not MLX's own."""
+    """What computes, so that a resume can compute with the same.
+
+    `blas` names the library in words, `path` is its file if it is not MLX's own, `lanes` is the number of streams
+    and threads that the work is spread over.
+    """
 
     blas: str
     path: str | None = None
+    lanes: int = 1
+
+    @property
+    def words(self) -> str:
+        """The BLAS and the cores it uses, for the `init` event."""
+        if self.path is None:
+            return self.blas
+        used = str(self.lanes) if self.lanes == cores() else f"{self.lanes} of {cores()}"
+        return f"{self.blas}, {used} {'core' if cores() == 1 else 'cores'}"
 
 
 _set_threads: Any = None
+_lanes: int | None = None
 
 
 def use_threads(count: int) -> None:
     """Let the exchanged BLAS use so many threads for one product; MLX's own has always one.
 
     OpenBLAS's threads wait for each other in loops: with more of them than free cores a small product takes a
-    hundred times as long. So `prepare` leaves it one thread, and `lanes` gives it more where nothing else runs.
+    hundred times as long. So `prepare` leaves it one thread, `lanes` gives it more where nothing else runs, and it
+    never gets more than there are cores.
     """
     if _set_threads is not None:
-        _set_threads(count)
+        _set_threads(min(count, cores()))
 
 
 def cores() -> int:
     """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def lanes() -> int:
+    """Streams and threads that the work is spread over: one for each core, or as many as the resumed run had."""
+    return _lanes or cores()
+
+
+def prepare_like(before: Native) -> Native:
+    """Set up this process as the one that wrote a checkpoint was, as far as its library and its cores can be had.
+
+    The numbers of products and of their sums depend on both in the last bit. A library of the same name and version
+    elsewhere on the disk is as good; where there is none, it is what `prepare` finds.
+    """
+    _use_lanes(before.lanes)
+    places = ["none"] if before.path is None else [before.path, *_candidates()]
+    for place in places:
+        with contextlib.suppress(ValueError):
+            found = _set_up(place)
+            if found.blas == before.blas:
+                return found
+    return _set_up("auto")
+
+
+def _use_lanes(count: int | None) -> None:
+    global _lanes
+    _lanes = count
 
 
 def prepare(blas: str = "auto") -> Native:
@@ -57,11 +99,16 @@ def prepare(blas: str = "auto") -> Native:
     `blas` is `auto` (the first library found that works), `none` (MLX's own) or the path of a library. A machine
     that lacks all of them keeps MLX's own BLAS. Raises ValueError if a named library cannot be used.
     """
+    _use_lanes(None)
+    return _set_up(blas)
+
+
+def _set_up(blas: str) -> Native:
     if sys.platform == "darwin":
-        return Native("Accelerate")
+        return Native("Accelerate", None, lanes())
     _keep_memory()
     if blas == "none" or not _is_elf64():
-        return Native("MLX's own")
+        return Native("MLX's own", None, lanes())
     slots = _slots()
     for path in [blas] if blas != "auto" else _candidates():
         native = _try_library(path, slots)
@@ -69,7 +116,7 @@ def prepare(blas: str = "auto") -> Native:
             return native
     if blas != "auto":
         raise ValueError(f"{blas} is no BLAS library that MLX can compute with")
-    return Native("MLX's own")
+    return Native("MLX's own", None, lanes())
 
 
 def _is_elf64() -> bool:
@@ -115,7 +162,7 @@ def _try_library(path: str, slots: dict[str, int]) -> Native | None:
             _write(slot, before[name])
         return None
     _take_threads(library)
-    return Native(_describe(library, path), path)
+    return Native(_describe(library, path), path, lanes())
 
 
 def _take_threads(library: ctypes.CDLL) -> None:
@@ -147,7 +194,7 @@ def _describe(library: ctypes.CDLL, path: str) -> str:
             if core is not None:
                 core.restype = ctypes.c_char_p
             kind = core().decode("ascii", "replace") if core is not None else platform.machine()
-            return f"{' '.join(words[:2])}, {kind}, {cores()} {'core' if cores() == 1 else 'cores'}"
+            return f"{' '.join(words[:2])}, {kind}"
     return Path(path).name
 
 

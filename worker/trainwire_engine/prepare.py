@@ -14,12 +14,13 @@ from trainwire_engine.batches import Order
 from trainwire_engine.boundary import Boundary, check_display
 from trainwire_engine.checkpoint import Saver, put_in_order
 from trainwire_engine.data import Dataset, Notice, load_dataset
-from trainwire_engine.describe import data_event, init_event, versions
+from trainwire_engine.describe import data_event, init_event, other_environment, versions
 from trainwire_engine.failures import disk_error
 from trainwire_engine.generate import Prompt, prompt_tokens, read_prompts
 from trainwire_engine.loading import read_config, resolve_folder
 from trainwire_engine.loop import Parts
 from trainwire_engine.model import Model, load_model
+from trainwire_engine.native import Native
 from trainwire_engine.optimizer import Optimizer, Schedule
 from trainwire_engine.orders import Control
 from trainwire_engine.reports import Reports
@@ -84,7 +85,7 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
     tidy(run_dir)
     past = open_past(Path(begin.resume_from), given) if begin.resume_from else None
     watch = Watch(channel, reports, past)
-    blas = native.prepare().blas
+    computing = native.prepare_like(past.saved.native) if past else native.prepare()
     memory.configure()
     model = load(past.config if past else given, begin, past, reports)
     mark = model_mark(model)
@@ -109,7 +110,7 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
     step = UpdateStep(model, Optimizer(config), config)
     if past is not None:
         past.restore(model, step)
-    introduce(begin, course, model, train, valid, order, notices, blas, past, reports)
+    introduce(begin, course, model, train, valid, order, notices, computing, past, reports)
     passport = Saved(
         format=FORMAT,
         training_type="sft",
@@ -124,7 +125,8 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
         data_time=tokenizer.now.isoformat(),
         train=train_mark,
         valid=valid_mark,
-        versions=versions(blas),
+        versions=versions(),
+        native=computing,
         steps=[],
     )
     stopwatch = Stopwatch(state)
@@ -219,7 +221,7 @@ def introduce(
     valid: Dataset | None,
     order: Order,
     notices: list[Notice],
-    blas: str,
+    computing: Native,
     past: Past | None,
     reports: Reports,
 ) -> None:
@@ -229,7 +231,7 @@ def introduce(
         reports.send(data_event("valid", valid, course.config, None))
     for notice in notices:
         reports.log("info" if notice.code == "no_validation" else "warn", notice.code, notice.message)
-    reports.send(init_event(begin, course, model, len(train), blas))
+    reports.send(init_event(begin, course, model, len(train), computing.words))
     reports.answer(
         begin.order,
         {
@@ -245,10 +247,6 @@ def introduce(
             listed = {change.key: {"from": change.old, "to": change.new} for change in past.changes}
             message = f"The run goes on with other values than {past.folder.name} has: {', '.join(listed)}."
             reports.log("warn", "resume_changed", message, listed)
-        now = versions(blas)
-        other = {
-            key: {"from": old, "to": now.get(key)} for key, old in past.saved.versions.items() if old != now.get(key)
-        }
-        if other:
+        if other := other_environment(past.saved, computing):
             message = f"What computes is not what wrote {past.folder.name}: numbers may differ in their last bits."
             reports.log("info", "environment_changed", message, other)

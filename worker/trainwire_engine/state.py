@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from trainwire_engine.native import Native
 from trainwire_protocol.events import Step
 
 FORMAT = 1
@@ -115,8 +116,8 @@ class Saved(msgspec.Struct):
     """The content of `trainer_state.json`.
 
     `given` is the config as the worker passed it, with the defaults that are computed still open; `config` has
-    every value that held when the checkpoint was written, those that `set` changed included. `steps` are the
-    update reports since the periodic checkpoint before.
+    every value that held when the checkpoint was written, those that `set` changed included. `versions` and
+    `native` name what computes. `steps` are the update reports since the periodic checkpoint before.
     """
 
     format: int
@@ -133,6 +134,7 @@ class Saved(msgspec.Struct):
     train: DataMark
     valid: DataMark | None
     versions: dict[str, str]
+    native: Native
     steps: list[Step]
 
 

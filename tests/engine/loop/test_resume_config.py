@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from scripted import Result, at_step, both, on, play, write_rows
 from tiny import tiny_model
 
+from trainwire_engine import native
+from trainwire_engine.native import Native
 from trainwire_engine.resume import JUDGED_BY_CONTENT, Past, open_past
 from trainwire_engine.state import FORMAT, DataMark, ModelMark, Saved, TrainState, encode_saved
 from trainwire_protocol import channel as ch
@@ -107,6 +110,7 @@ def checkpoint(folder: Path, config: Config, *, kind: Any = "periodic", **in_for
         train=DataMark("d" * 40, 24),
         valid=None,
         versions={},
+        native=Native("MLX's own"),
         steps=[],
     )
     (folder / STATE_NAME).write_bytes(encode_saved(saved))
@@ -361,10 +365,29 @@ def test_a_resume_under_another_version_of_what_computes_is_told(config: dict[st
     assert not play(config, base, resume_from=str(path)).logged("environment_changed")
     state = json.loads((path / STATE_NAME).read_bytes())
     state["versions"]["mlx"] = "0.1"
+    state["native"]["blas"] = "SlowBLAS 1"
     (path / STATE_NAME).write_text(json.dumps(state))
     (log,) = play(config, base, resume_from=str(path)).logged("environment_changed")
     assert log.details is not None
     assert log.details["mlx"]["from"] == "0.1"
+    assert log.details["blas"]["from"] == "SlowBLAS 1"
+    assert set(log.details) == {"mlx", "blas"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS computes with Accelerate")
+def test_a_resume_on_fewer_cores_than_its_blas_had_is_told(
+    config: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "cores", lambda: 3)
+    first = play(config, base, at_step(2, ch.StopOrder(order=2)))
+    monkeypatch.setattr(native, "cores", lambda: 1)
+    result = play(config, base, resume_from=first.one(ch.Finished).checkpoint)
+    if first.one(ev.Init).blas == "MLX's own":
+        assert not result.logged("environment_changed")
+        return
+    assert result.one(ev.Init).blas.endswith(", 3 of 1 core")
+    (log,) = result.logged("environment_changed")
+    assert log.details == {"cores": {"from": 3, "to": 1}}
 
 
 def test_the_steps_since_the_checkpoint_before_are_told_again(config: dict[str, Any], base: Path) -> None:

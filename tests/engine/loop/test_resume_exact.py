@@ -13,6 +13,7 @@ from drive import Engine
 from scripted import Result, at_step, play, write_rows
 from tiny import tiny_model
 
+from trainwire_engine import lanes, native
 from trainwire_engine.state import decode_saved
 from trainwire_protocol import channel as ch
 from trainwire_protocol import events as ev
@@ -128,6 +129,46 @@ def test_a_run_stopped_anywhere_and_resumed_in_its_folder_equals_an_uninterrupte
     assert sorted(numbers(both, 0), key=str) == sorted(numbers(uninterrupted, 0), key=str)
     assert_same_end(models / "whole" / "final", tmp_path / "parts" / "final")
     assert resumed.one(ev.Complete).total_time_secs > stopped.of(ev.Step)[-1].training_time_ms / 1000
+
+
+@pytest.mark.parametrize(("before", "now"), [(3, 1), (1, 3)])
+def test_a_run_goes_on_with_the_lanes_it_had_whatever_the_number_of_cores(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, now: int
+) -> None:
+    monkeypatch.setattr(lanes, "WORTH", 1)
+    monkeypatch.setattr(native, "cores", lambda: before)
+    whole = play({**settings(models, tmp_path / "whole", "adamw", "lora"), "save_every": 2}, models)
+    monkeypatch.setattr(native, "cores", lambda: now)
+    config = settings(models, tmp_path / "resumed", "adamw", "lora")
+    once = play(
+        config,
+        models,
+        at_step(3, ch.StopOrder(order=2)),
+        resume_from=str(tmp_path / "whole" / "checkpoint-000002"),
+    )
+    twice = play(config, models, resume_from=once.one(ch.Finished).checkpoint, attempt=2)
+    assert {**once.losses, **twice.losses} == {step: loss for step, loss in whole.losses.items() if step > 2}
+    assert_same_end(tmp_path / "whole" / "final", tmp_path / "resumed" / "final")
+
+
+@pytest.mark.parametrize("size", [1, 2**40])
+def test_an_evaluation_and_a_generation_do_not_depend_on_the_threads_of_the_update_before(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    threads: list[int] = []
+    seen: dict[str, set[int]] = {"eval": set(), "generate": set()}
+    monkeypatch.setattr(lanes, "WORTH", size)
+    monkeypatch.setattr(native, "cores", lambda: 4)
+    monkeypatch.setattr(native, "use_threads", threads.append)
+
+    def watch(report: Any) -> None:
+        if isinstance(report, ev.EvalEnd | ev.Generation):
+            seen["eval" if isinstance(report, ev.EvalEnd) else "generate"].add(threads[-1])
+
+    config = {**settings(models, tmp_path / "run", "adamw", "lora"), "eval_at_start": True}
+    assert play({**config, "eval_every": 1, "generate_every": 1}, models, watch).status == 0
+    expected = {4 if size == 1 else 1}
+    assert seen == {"eval": expected, "generate": expected}
 
 
 def test_shuffled_and_grouped_orders_resume_too(models: Path, tmp_path: Path) -> None:

@@ -61,11 +61,36 @@ def test_training_gives_the_same_numbers_on_another_blas(
     assert (own, path) == ("MLX's own", None)
     fast, library, others = train("auto", tiny("qwen3"))
     assert fast.startswith("OpenBLAS")
-    assert "core" in fast
     assert "openblas" in library
     for (loss, norm), (other, its_norm) in zip(losses, others):
         assert loss == pytest.approx(other, abs=1e-5)
         assert norm == pytest.approx(its_norm, rel=1e-5)
+
+
+LIKE = """
+import sys
+from trainwire_engine import native
+before = native.Native(sys.argv[1], sys.argv[2] or None, 5)
+found = native.prepare_like(before)
+print(found.blas, found.path, found.lanes, native.lanes(), native.prepare().lanes == native.cores(), sep="|")
+"""
+
+
+def prepared_like(blas: str, path: str) -> list[str]:
+    command = [sys.executable, "-c", LIKE, blas, path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout.strip().split("|")
+
+
+@linux
+@openblas
+def test_a_resume_computes_with_the_library_and_the_lanes_of_its_checkpoint() -> None:
+    blas, path, *_ = prepared_like("another library", "/nowhere/libblas.so")
+    assert blas.startswith("OpenBLAS"), "a library that is gone gives way to the one that is there"
+    assert prepared_like("MLX's own", "") == ["MLX's own", "None", "5", "5", "True"]
+    assert prepared_like(blas, path) == [blas, path, "5", "5", "True"]
+    moved = prepared_like(blas, "/moved/libscipy_openblas.so")
+    assert moved == [blas, path, "5", "5", "True"], "the same library in another place is as good"
 
 
 @linux
