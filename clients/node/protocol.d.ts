@@ -306,6 +306,20 @@ export interface ErrorEvent extends EventBase {
   hint?: string;
 }
 
+/** What a run would take, from two small trial updates. */
+export interface Estimate {
+  /** highest memory in use, as `step` events report it */
+  peak_bytes: number;
+  /** memory that the run can have now */
+  available_bytes: number;
+  /** a mean update after the first one */
+  update_seconds: number;
+  /** all updates and evaluations */
+  total_seconds: number;
+  /** the largest that fits; null if not even the longest row does */
+  largest_micro_batch_tokens: number | null;
+}
+
 /** Evaluate now. */
 export interface EvalCommand {
   cmd: "eval";
@@ -656,6 +670,21 @@ export interface ResumedEvent extends EventBase {
   step: number;
 }
 
+/** A row as it is trained; of a long one the middle of its pieces is left out. */
+export interface Sample {
+  /** file and line */
+  row: string;
+  tokens: number;
+  trained_tokens: number;
+  segments: Segment[];
+}
+
+/** A piece of a row as the model reads it, all of it trained or none. */
+export interface Segment {
+  text: string;
+  trained: boolean;
+}
+
 /** Change keys while the run trains: all or nothing. */
 export interface SetCommand {
   cmd: "set";
@@ -819,6 +848,9 @@ export interface ValidateResult {
   total_steps?: number | null;
   trainable_parameters?: number | null;
   total_parameters?: number | null;
+  estimate?: Estimate | null;
+  /** a few rows of the training data */
+  samples?: Sample[] | null;
 }
 
 /** Name and version of the worker. */

@@ -23,6 +23,34 @@ class DataReport(msgspec.Struct):
     padding_fraction: float
 
 
+class Estimate(msgspec.Struct):
+    """What a run would take, from two small trial updates."""
+
+    peak_bytes: Annotated[int, Meta(ge=0, le=MAX_INT, description="highest memory in use, as `step` events report it")]
+    available_bytes: Annotated[int, Meta(ge=0, le=MAX_INT, description="memory that the run can have now")]
+    update_seconds: Annotated[float, Meta(description="a mean update after the first one")]
+    total_seconds: Annotated[float, Meta(description="all updates and evaluations")]
+    largest_micro_batch_tokens: Annotated[
+        int | None, Meta(description="the largest that fits; null if not even the longest row does")
+    ]
+
+
+class Segment(msgspec.Struct):
+    """A piece of a row as the model reads it, all of it trained or none."""
+
+    text: str
+    trained: bool
+
+
+class Sample(msgspec.Struct):
+    """A row as it is trained; of a long one the middle of its pieces is left out."""
+
+    row: Annotated[str, Meta(description="file and line")]
+    tokens: Count
+    trained_tokens: Count
+    segments: list[Segment]
+
+
 class ValidateResult(msgspec.Struct, omit_defaults=True):
     """Whether the config, the model and the data can be trained; all but the issues only if they can."""
 
@@ -33,6 +61,8 @@ class ValidateResult(msgspec.Struct, omit_defaults=True):
     total_steps: Count | None = None
     trainable_parameters: Count | None = None
     total_parameters: Count | None = None
+    estimate: Estimate | None = None
+    samples: Annotated[list[Sample], Meta(description="a few rows of the training data")] | None = None
 
 
 class StartResult(msgspec.Struct):

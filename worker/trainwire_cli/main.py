@@ -8,6 +8,7 @@ COMMANDS = {
     "run": "train with a config file: trainwire run CONFIG.toml [key=value ...]",
     "serve": "wait for a start command on stdin",
     "demo": "make a small model, train it and show what it learned",
+    "validate": "check a config, its model and its data without training; say what the run would take",
     "watch": "show a run live in the terminal",
     "runs": "list the runs in a folder, alive or dead",
     "status": "show one run",

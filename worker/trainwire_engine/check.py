@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
 from trainwire_engine import memory, native
 from trainwire_engine.describe import data_event
+from trainwire_engine.estimate import estimate, sizes
 from trainwire_engine.failures import as_error
+from trainwire_engine.optimizer import Optimizer
 from trainwire_engine.prepare import load, read_data, refuse_unsupported, resolve
 from trainwire_engine.reports import Reports
+from trainwire_engine.samples import samples
 from trainwire_engine.schedule import total_steps, warmup_steps
 from trainwire_engine.state import TrainState
+from trainwire_engine.step import UpdateStep
 from trainwire_protocol.channel import Check
 from trainwire_protocol.config import Config
 
 
 def check(order: Check, reports: Reports) -> None:
-    """Answer with the resolved config and the data report, or with the error that a run would end with."""
+    """Answer with config, data report, estimate and samples, or with the error that a run would end with."""
     try:
         reports.answer(order.order, _checked(order, reports))
     except Exception as error:
@@ -40,6 +45,10 @@ def _checked(order: Check, reports: Reports) -> dict[str, Any]:
     splits = [data_event("train", train, config, rows)]
     if valid is not None:
         splits.append(data_event("valid", valid, config, None))
+    reports.alive("compile")
+    step = UpdateStep(model, Optimizer(config), config)
+    found = sizes(train, rows, config.micro_batch_tokens or 0, total)
+    evaluated = int(valid.lengths.sum()) * _evaluations(config, total) if valid is not None else 0
     return {
         "valid": True,
         "issues": [{"path": "", "code": notice.code, "message": notice.message} for notice in notices],
@@ -48,4 +57,10 @@ def _checked(order: Check, reports: Reports) -> dict[str, Any]:
         "total_steps": total,
         "trainable_parameters": model.trainable_parameters,
         "total_parameters": model.total_parameters,
+        "estimate": asdict(estimate(model, step, found, config, steps=total, evaluated_tokens=evaluated)),
+        "samples": samples(train, tokenizer),
     }
+
+
+def _evaluations(config: Config, total: int) -> int:
+    return -(-total // config.eval_every) if config.eval_every else 0

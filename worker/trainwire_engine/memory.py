@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -50,17 +52,30 @@ def total_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def default_micro_batch_tokens(model_config: dict[str, Any], method: str, max_seq_length: int) -> int:
-    """Padded tokens of one micro-batch from the model and the device's total memory, a power of two.
+def available() -> int:
+    """Bytes that can still be had: of the device, or, where MLX computes on the CPU, of the machine."""
+    if mx.default_device() == mx.cpu and sys.platform == "linux":
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return total_memory() - figures().active
 
-    A token keeps about 34 activations of the hidden width and 6 of the feed-forward width per block for the
-    backward pass; a quarter of the memory may go to them. The CPU gains nothing above 2,048, GPUs above 16,384.
-    """
+
+def bytes_per_token(model_config: dict[str, Any]) -> int:
+    """What the backward pass needs of a token in float32: about 34 activations of the hidden width and 6 of the
+    feed-forward width per block."""
     text = {**model_config, **model_config.get("text_config", {})}
     width = int(text.get("hidden_size", 1024))
     layers = int(text.get("num_hidden_layers", 24))
     inner = int(text.get("intermediate_size", 4 * width))
-    per_token = layers * (34 * width + 6 * inner) * 4
+    return layers * (34 * width + 6 * inner) * 4
+
+
+def default_micro_batch_tokens(model_config: dict[str, Any], method: str, max_seq_length: int) -> int:
+    """Padded tokens of one micro-batch from the model and the device's total memory, a power of two.
+
+    A quarter of the memory may go to activations. The CPU gains nothing above 2,048, GPUs above 16,384.
+    """
     most = 2048 if mx.default_device() == mx.cpu else 16384
-    fits = max(256, total_memory() // 4 // per_token)
+    fits = max(256, total_memory() // 4 // bytes_per_token(model_config))
     return min(most, 1 << (fits.bit_length() - 1))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import mlx.core as mx
 import msgspec
 
 from trainwire_engine import memory
@@ -146,7 +144,7 @@ class Saves:
 
     def _has_room(self, snapshot: Snapshot) -> bool:
         """Whether the arrays of a snapshot may live on beside those of the updates that are made meanwhile."""
-        enough = available_memory() > snapshot.size + snapshot.size // 2
+        enough = memory.available() > snapshot.size + snapshot.size // 2
         if not enough and not self._told_blocking:
             self._told_blocking = True
             self._reports.log(
@@ -188,12 +186,3 @@ class Saves:
 def _size(folder: Path) -> int:
     manifest = read_manifest(folder)
     return sum(entry.size for entry in manifest.files.values()) if manifest else 0
-
-
-def available_memory() -> int:
-    """Bytes that can still be had: of the device, or, where MLX computes on the CPU, of the machine."""
-    if mx.default_device() == mx.cpu and sys.platform == "linux":
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return memory.total_memory() - memory.figures().active

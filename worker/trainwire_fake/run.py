@@ -121,4 +121,26 @@ def _check(session: Session) -> dict[str, Any]:
         "total_steps": session.plan.total_steps,
         "trainable_parameters": TRAINABLE_PARAMETERS,
         "total_parameters": TOTAL_PARAMETERS,
+        "estimate": _estimate(session),
+        "samples": [_SAMPLE],
+    }
+
+
+_SAMPLE = {
+    "row": "train.jsonl:1",
+    "tokens": 64,
+    "trained_tokens": 32,
+    "segments": [{"text": "A question.\n", "trained": False}, {"text": "An answer.", "trained": True}],
+}
+
+
+def _estimate(session: Session) -> dict[str, Any]:
+    """Estimate the run by the script's own times."""
+    seconds = session.script.step_ms / 1000
+    return {
+        "peak_bytes": 2 << 20,
+        "available_bytes": 1 << 30,
+        "update_seconds": seconds,
+        "total_seconds": seconds * session.plan.total_steps,
+        "largest_micro_batch_tokens": 4096,
     }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scripted import Result, at_step, both, on, play
 
-from trainwire_engine import saving
+from trainwire_engine import memory
 from trainwire_engine.disk import Disk
 from trainwire_protocol import channel as ch
 from trainwire_protocol import events as ev
@@ -99,7 +99,7 @@ def test_an_ordered_checkpoint_is_answered_once_it_is_whole(config: dict[str, An
 def test_where_memory_is_short_the_save_blocks_and_says_so_once(
     config: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving, "available_memory", lambda: 0)
+    monkeypatch.setattr(memory, "available", lambda: 0)
     result = play({**config, "save_every": 1, "max_checkpoints": 0}, base)
     assert len(result.logged("save_blocks")) == 1
     for step in range(1, 6):
@@ -107,7 +107,7 @@ def test_where_memory_is_short_the_save_blocks_and_says_so_once(
 
 
 def test_memory_that_can_be_had_is_a_positive_number() -> None:
-    assert saving.available_memory() > 1 << 20
+    assert memory.available() > 1 << 20
 
 
 def test_a_run_that_goes_back_moves_what_it_left_behind_aside(config: dict[str, Any], base: Path) -> None:

@@ -1,0 +1,216 @@
+"""Predicts memory and time of a run from two trial updates, neither of which can exhaust the machine.
+
+The first trial is a small part of the run's largest micro-batch. What it took bounds what the largest update can
+take: if that is harmless and quick, the second trial is that update, and its peak is the run's. If not, the second
+is twice the first, and the rest is extrapolated: over rows in a straight line, over the length of one row in a
+parabola, since attention may grow with its square.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from trainwire_engine import memory
+from trainwire_engine.batches import MicroBatch, Order, plan
+from trainwire_engine.model import Model
+from trainwire_engine.step import UpdateStep
+from trainwire_protocol.config import Config
+
+PATIENCE_S = 10.0
+"""Seconds that the second trial may take."""
+_SAFE_SHARE = 0.5
+"""Share of the free memory that a trial may take by the bound on it."""
+_USABLE_SHARE = 0.85
+"""Share of the memory that a run may be told to fill."""
+_UPDATES = 10_000
+"""Updates of the first epoch whose lengths are looked at."""
+_ROWS, _EXTREMES = 4096, 8
+"""Rows whose updates are planned as a sample of the epoch, and updates with the most tokens or the longest rows."""
+_FORWARD_SHARE = 0.35
+"""Time of a forward pass as a share of forward and backward."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes and seconds. `update_seconds` is that of a mean update after the first, `total_seconds` includes the
+    evaluations; `largest_micro_batch_tokens` is None if not even the longest row fits."""
+
+    peak_bytes: int
+    available_bytes: int
+    update_seconds: float
+    total_seconds: float
+    largest_micro_batch_tokens: int | None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the updates of a run are like: the largest one, and their mean padded tokens."""
+
+    largest: list[MicroBatch]
+    mean_tokens: float
+    most_tokens: int
+
+
+def sizes(dataset: Any, order: Order, micro_batch_tokens: int, updates: int) -> Sizes:
+    """Find the largest update among the first epoch's, and their mean, from those with the longest rows, those with
+    the most tokens, and a sample that is spread over the epoch."""
+    count = max(1, min(updates, order.updates_per_epoch))
+    looked_at = max(8, _ROWS // len(order.rows(0, 0)))
+    spread = np.unique(np.linspace(0, count - 1, min(count, looked_at)).astype(int)).tolist()
+    lengths = [dataset.lengths[order.rows(0, update)] for update in range(min(count, _UPDATES))]
+    longest = sorted(range(len(lengths)), key=lambda update: -int(lengths[update].max()))[:_EXTREMES]
+    fullest = sorted(range(len(lengths)), key=lambda update: -int(lengths[update].sum()))[:_EXTREMES]
+    planned = {u: plan(dataset, order.rows(0, u), micro_batch_tokens) for u in {*spread, *longest, *fullest}}
+    padded = {u: sum(batch.tokens.size for batch in batches) for u, batches in planned.items()}
+    largest = max(planned.values(), key=_weight)
+    return Sizes(largest, sum(padded[u] for u in spread) / len(spread), max(padded.values()))
+
+
+def _weight(batches: Sequence[MicroBatch]) -> tuple[int, int, int]:
+    """Rank an update by the memory it needs: padded and trained positions of its largest part, then of all."""
+    most = max(batches, key=lambda batch: (batch.tokens.size, batch.positions.size))
+    return most.tokens.size, most.positions.size, sum(batch.tokens.size for batch in batches)
+
+
+def estimate(
+    model: Model, step: UpdateStep, sizes: Sizes, config: Config, *, steps: int, evaluated_tokens: int
+) -> Estimate:
+    """Make the trials and predict a run of so many `steps`; `evaluated_tokens` are those of all its evaluations.
+
+    Changes the model's weights: for a process that does not train afterwards.
+    """
+    before = memory.figures(reset_peak=True)
+    free = memory.available()
+    held = before.active + sum(leaf.nbytes for leaf in model.trainable.values())
+    rows, length, live = _live(step, sizes.largest)
+    small_rows, small_length = _small(model, rows, length, free)
+    first = _part(sizes.largest, small_rows, small_length, model.vocab_size)
+    low, low_seconds = _measure(step, [first])
+    finish, update_seconds = _update(step, [first], config)
+    rest = max(0.0, update_seconds - low_seconds)
+    grows = live / first.tokens.size
+    bound = (low - held) * grows * (1 if length == small_length else grows)
+    if bound <= free * _SAFE_SHARE and low_seconds * grows <= PATIENCE_S:
+        peak, seconds = _update(step, sizes.largest, config)
+        per_token = max(0.0, seconds - rest) / sum(batch.tokens.size for batch in sizes.largest)
+    else:
+        twice = (2 * small_rows, length) if length == small_length else (1, 2 * small_length)
+        second = _part(sizes.largest, *twice, model.vocab_size)
+        high, seconds = _measure(step, [second])
+        points = [(0, held), (first.tokens.size, low), (second.tokens.size, high)]
+        peak = _extrapolate(points, live, straight=length == small_length)
+        per_token = seconds / second.tokens.size
+    kept = _snapshot_bytes(model, step) if _saves_while_training(config, steps) else 0
+    update_seconds = per_token * sizes.mean_tokens + rest
+    return Estimate(
+        peak_bytes=max(before.peak, peak + kept, finish + kept),
+        available_bytes=before.active + free,
+        update_seconds=update_seconds,
+        total_seconds=update_seconds * steps + per_token * _FORWARD_SHARE * evaluated_tokens,
+        largest_micro_batch_tokens=_largest_that_fits(
+            (before.active + free) * _USABLE_SHARE - kept - held,
+            max(peak - held, 1) / live,
+            length,
+            live / (rows * length),
+            sizes.most_tokens,
+        ),
+    )
+
+
+def _live(step: UpdateStep, batches: Sequence[MicroBatch]) -> tuple[int, int, int]:
+    """Rows and length of the largest micro-batch, and the padded tokens that are in work at the same time."""
+    spread, lanes = step.lanes.spread(batches)
+    largest = max(batches, key=lambda batch: batch.tokens.size)
+    together = sorted((batch.tokens.size for batch in spread), reverse=True)[: max(lanes) + 1]
+    return *largest.tokens.shape, max(sum(together), largest.tokens.size)
+
+
+def _small(model: Model, rows: int, length: int, free: int) -> tuple[int, int]:
+    """Rows and length of the first trial: a quarter of the rows, or of a single row, and within what is safe."""
+    logits = 0 if model.head == "chunked" else 4 * 4 * model.vocab_size
+    safe = int(free * _SAFE_SHARE / (memory.bytes_per_token(model.model_config) + logits))
+    if rows >= 2 and length <= safe:
+        return max(1, min(rows // 4, safe // length)), length
+    return 1, max(32, min(length // 4, safe) // 32 * 32)
+
+
+class _MadeUpRows:
+    """Rows of random tokens as long as given, with trained tokens as dense as given."""
+
+    def __init__(self, length: int, trained: int, vocabulary: int) -> None:
+        self._draw = np.random.default_rng(0)
+        self._length, self._vocabulary = length, vocabulary
+        self._mask = np.zeros(length + 1, bool)
+        self._mask[length - np.arange(max(1, trained)) * length // max(1, trained)] = True
+
+    def tokens(self, row: int) -> np.ndarray:
+        return self._draw.integers(0, self._vocabulary, self._length + 1).astype(np.int32)
+
+    def mask(self, row: int) -> np.ndarray:
+        return self._mask
+
+
+def _part(batches: Sequence[MicroBatch], rows: int, length: int, vocabulary: int) -> MicroBatch:
+    """Make up a micro-batch of a shape, with the share of trained positions of the largest one."""
+    largest = max(batches, key=lambda batch: batch.tokens.size)
+    share = float(largest.weights.sum()) / largest.tokens.size
+    (batch,) = plan(_MadeUpRows(length, round(length * share), vocabulary), range(rows), rows * length)
+    return batch
+
+
+def _measure(step: UpdateStep, batches: Sequence[MicroBatch]) -> tuple[int, float]:
+    """Peak bytes and seconds of the passes over micro-batches; the seconds are those of a second time."""
+    memory.figures(reset_peak=True)
+    seconds = 0.0
+    for _ in range(2):
+        started = time.perf_counter()
+        mx.eval(step.sums(batches, 1))
+        seconds = time.perf_counter() - started
+    return memory.figures(reset_peak=True).peak, seconds
+
+
+def _update(step: UpdateStep, batches: Sequence[MicroBatch], config: Config) -> tuple[int, float]:
+    """Peak bytes and seconds of whole updates: new weights and a new state exist beside the old ones."""
+    memory.figures(reset_peak=True)
+    seconds = 0.0
+    for number in (1, 2, 3):
+        started = time.perf_counter()
+        step(batches, step=number, learning_rate=0.0, max_grad_norm=config.max_grad_norm or None)
+        seconds = time.perf_counter() - started
+    return memory.figures(reset_peak=True).peak, seconds
+
+
+def _extrapolate(points: Sequence[tuple[int, int]], tokens: int, *, straight: bool) -> int:
+    tokens_of, peaks = [float(t) for t, _ in points], [float(p) for _, p in points]
+    (_, t1, t2), (_, p1, p2) = tokens_of, peaks
+    line = p2 + (p2 - p1) / (t2 - t1) * (tokens - t2)
+    if straight:
+        return round(line)
+    return round(max(line, float(np.polyval(np.polyfit(tokens_of, peaks, 2), tokens))))
+
+
+def _saves_while_training(config: Config, steps: int) -> bool:
+    return 0 < config.save_every < steps
+
+
+def _snapshot_bytes(model: Model, step: UpdateStep) -> int:
+    """What a checkpoint that is being written keeps of the update it was taken after."""
+    return sum(leaf.nbytes for leaf in (*model.trainable.values(), *step.state.values()))
+
+
+def _largest_that_fits(room: float, per_token: float, longest: int, together: float, most_tokens: int) -> int | None:
+    """The largest power of two for `micro_batch_tokens`, not above what any update can use.
+
+    `together` micro-batches are in work at the same time; a row of `longest` tokens goes alone if it must.
+    """
+    if longest * per_token > room:
+        return None
+    useful = max(256, 1 << (max(most_tokens, longest) - 1).bit_length())
+    fitting = [1 << power for power in range(5, 18) if (1 << power) * together * per_token <= room]
+    return min(fitting[-1], useful) if fitting else None
