@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from trainwire_engine import memory
+from trainwire_engine.alarms import LossAlarm, MemoryAlarm
 from trainwire_engine.batches import Order, plan
 from trainwire_engine.boundary import Boundary
 from trainwire_engine.model import Model
@@ -41,6 +42,8 @@ class Parts:
     stopwatch: Stopwatch
     saves: Saves
     model: Model
+    loss_alarm: LossAlarm = field(default_factory=LossAlarm)
+    memory_alarm: MemoryAlarm = field(default_factory=MemoryAlarm)
 
 
 def train(parts: Parts) -> Reason | None:
@@ -83,6 +86,7 @@ def train(parts: Parts) -> Reason | None:
         )
         if measured.skipped:
             guard(parts, measured, rows)
+        warn(parts, measured, rows)
         if course.reports_now:
             reports.flush()
     return None
@@ -142,6 +146,26 @@ def guard(parts: Parts, measured: Measured, rows: list[int]) -> None:
                 key=key,
                 rows=named,
             )
+
+
+def warn(parts: Parts, measured: Measured, rows: list[int]) -> None:
+    """Say what is unusual about an update, or about the memory after it; the run goes on."""
+    state, reports = parts.course.state, parts.reports
+    if spike := parts.loss_alarm.hear(measured.loss):
+        reports.flush()
+        reports.log(
+            "warn",
+            "loss_spike",
+            f"The loss of update {state.step} is {spike.loss:.3f}; the mean of those before is {spike.mean:.3f}.",
+            {**asdict(spike), "step": state.step, "rows": [parts.dataset.location(row) for row in rows]},
+        )
+    if (left := parts.memory_alarm.hear()) is not None:
+        reports.log(
+            "warn",
+            "memory_pressure",
+            f"Only {left} bytes of memory are left: the run may be ended by the system.",
+            {"step": state.step, "available_bytes": left},
+        )
 
 
 def end_epoch(parts: Parts) -> None:
