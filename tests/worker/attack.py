@@ -211,7 +211,7 @@ def kill_the_worker(serve: Spawn, rng: random.Random) -> None:
     worker.process.wait()
     engine = holder.engine_pid if holder else None
     wait_until(lambda: lock_holder(worker.run_dir) is None, "nobody holds the lock", seconds=5)
-    assert engine is None or is_gone(engine)
+    wait_until(lambda: engine is None or is_gone(engine), "the engine is gone", seconds=5)
     found, broken = newest_whole_checkpoint(worker.run_dir)
     assert not broken
     again = serve(script={"step_ms": 2}, config=LONG)

@@ -228,7 +228,6 @@ def broken(where: str, what: str = "raise ZeroDivisionError('a bug')") -> tuple[
         "beginning.:prepare",
         "presence.:Presence.settle",
         "snapshot.:Snapshot.observe",
-        "terminal.:Terminal.show",
         "state.:RunState.conclude",
     ],
 )
@@ -249,6 +248,12 @@ def test_a_bug_in_the_worker_still_ends_with_error_end_and_exit_code_one(serve: 
     assert "a bug" in error["message"]
     assert (end["type"], end["outcome"], end["exit_code"]) == ("end", "failed", 1)
     assert "ZeroDivisionError: a bug" in worker.stderr(), "with a traceback for the report"
+
+
+def test_a_bug_in_the_view_for_people_ends_the_view_and_not_the_run(run: Spawn) -> None:
+    worker = run("--progress", "on", python=broken("terminal.:Terminal._text"), config={"max_steps": 5})
+    assert worker.finish()["outcome"] == "completed"
+    assert worker.stderr().count("the view of the progress is given up") == 1
 
 
 def test_a_bug_in_the_worker_costs_no_update(serve: Spawn) -> None:

@@ -157,6 +157,17 @@ def test_on_a_terminal_a_person_sees_a_bar_and_stdout_stays_pure(run: Spawn) -> 
     pty.close()
 
 
+def test_what_the_engine_prints_stands_above_the_bar_in_whole_lines(run: Spawn) -> None:
+    pty = Pty()
+    acts = [{"do": "print", "step": step, "text": f"warning number {step}"} for step in (5, 6, 7)]
+    worker = run(stderr=pty.slave, stdin=subprocess.DEVNULL, script={"acts": acts, "step_ms": 30})
+    seen = pty.read(lambda text: "completed at" in text)
+    worker.finish()
+    for step in (5, 6, 7):
+        assert f"warning number {step}\r\n" in seen
+    pty.close()
+
+
 def test_a_terminal_as_stdout_gets_the_lines(run: Spawn) -> None:
     pty = Pty()
     worker = run(stdout=pty.slave, stdin=subprocess.DEVNULL, config={"max_steps": 5})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ DEVIATIONS, LEAST_NATS = 6.0, 0.5
 """How far above the mean a loss rings: by both, so that neither noise nor a loss near zero does."""
 SHORT, RELIEVED = 0.05, 0.10
 """Shares of the device's memory: below the first it is short, above the second it is not any more."""
+
+_INTERVAL = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,16 +56,18 @@ class LossAlarm:
 class MemoryAlarm:
     """Rings when the memory that can still be had falls below a share of all, once until it is relieved."""
 
-    def __init__(
-        self, available: Callable[[], int] = memory.available, total: Callable[[], int] = memory.total_memory
-    ) -> None:
-        self._available = available
-        self._total = total()
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._next = 0.0
+        self._total = memory.total_memory()
         self._short = False
 
     def hear(self) -> int | None:
-        """Give the bytes that are left if they have become few."""
-        left = self._available()
+        """Give the bytes that are left if they have become few; looks at most once a second."""
+        if self._now() < self._next:
+            return None
+        self._next = self._now() + _INTERVAL
+        left = memory.available()
         if left >= RELIEVED * self._total:
             self._short = False
         if left >= SHORT * self._total or self._short:

@@ -137,7 +137,7 @@ class Beginning:
         request = state.prepared.request
         try:
             state.engine = start_engine(
-                state.options, state.prepared.lock.fd, state.timers, state.emitter.terminal, self._reports.take
+                state.options, state.prepared.lock.fd, state.timers, state.show_output, self._reports.take
             )
         except TrainwireError as error:
             state.conclude(failure(error))

@@ -11,7 +11,6 @@ from trainwire_protocol.errors import EngineDied
 from .engine_link import EngineLink, engine_command
 from .options import Options
 from .timers import Timers
-from .wire import TextWriter
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,13 @@ class EngineSession:
         command: list[str],
         lock_fd: int,
         timers: Timers,
-        terminal: TextWriter,
+        show_output: Callable[[bytes], None],
         on_report: Callable[[AnyReport], None],
         exit_grace: float,
     ) -> None:
         self.link = EngineLink(command, lock_fd)
         self._timers = timers
-        self._terminal = terminal
+        self._show_output = show_output
         self._on_report = on_report
         self._exit_grace = exit_grace
         self._leaving = False
@@ -118,7 +117,7 @@ class EngineSession:
             if not data:
                 self.link.close_output()
                 return
-            self._terminal.write_bytes(data)
+            self._show_output(data)
 
     def departure(self) -> Departure | None:
         """Give how it left, with everything that it had still said; None while it lives."""
@@ -143,8 +142,12 @@ def signal_name(number: int) -> str:
 
 
 def start_engine(
-    options: Options, lock_fd: int, timers: Timers, terminal: TextWriter, on_report: Callable[[AnyReport], None]
+    options: Options,
+    lock_fd: int,
+    timers: Timers,
+    show_output: Callable[[bytes], None],
+    on_report: Callable[[AnyReport], None],
 ) -> EngineSession:
     """Start the engine that the arguments name. Raises EngineUnavailable."""
     command = engine_command(options.engine, options.script)
-    return EngineSession(command, lock_fd, timers, terminal, on_report, options.exit_grace)
+    return EngineSession(command, lock_fd, timers, show_output, on_report, options.exit_grace)

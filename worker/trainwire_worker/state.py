@@ -46,6 +46,8 @@ class RunState:
         """Set when the last line is said."""
         self.listen: Callable[[], str | None] = lambda: None
         """Opens the control socket and gives its path."""
+        self.show_output: Callable[[bytes], None] = emitter.terminal.write_bytes
+        """Shows people what the engine prints."""
         self.control_path: str | None = None
 
     def log(self, level: Level, message: str, code: str | None = None, **details: Any) -> None:

@@ -1,6 +1,7 @@
 """What a person sees on stderr: a progress bar on a terminal, plain lines elsewhere if asked for."""
 
 import time
+import traceback
 from typing import Any
 
 from trainwire_protocol.events import (
@@ -13,6 +14,7 @@ from trainwire_protocol.events import (
     Init,
     Log,
     Progress,
+    Resumed,
     Status,
     Step,
 )
@@ -39,9 +41,19 @@ class Terminal:
         self._bar: Any = None
         self._progress: Any = None
         self._drawn = 0.0
+        self._last_text = ""
+        self._unfinished = b""
 
     def show(self, event: Event) -> None:
-        """Take notice of an event."""
+        """Take notice of an event. A view that fails is given up, and the run goes on."""
+        try:
+            self._show(event)
+        except Exception:
+            self._bars = self._lines = False
+            self._bar = self._progress = None
+            self._stderr.write(f"{traceback.format_exc()}trainwire: the view of the progress is given up.\n")
+
+    def _show(self, event: Event) -> None:
         if type(event) is Step:
             if self._bars:
                 self._advance(event)
@@ -57,8 +69,11 @@ class Terminal:
         elif isinstance(event, Init) and self._bars:
             self._open_bar(event)
         else:
+            if isinstance(event, End):
+                self._close_bars()
             text = self._text(event)
-            if text:
+            if text and text != self._last_text:
+                self._last_text = text
                 self._write(text)
 
     def _text(self, event: Event) -> str | None:
@@ -73,6 +88,8 @@ class Terminal:
             return f"step {event.step}: validation loss {loss}{' (best so far)' if event.best else ''}"
         if isinstance(event, Generation):
             return f"step {event.step}: {event.prompt!r} -> {event.completion!r}"
+        if isinstance(event, Resumed):
+            return f"resumed at step {event.step}"
         if isinstance(event, Checkpoint):
             return f"step {event.step}: saved {event.path}"
         if isinstance(event, Status) and event.phase in ("loading", "preparing", "pausing", "paused", "stopping"):
@@ -89,17 +106,27 @@ class Terminal:
             f"  ETA {_time(event.eta_ms)}\n"
         )
 
+    def pass_on(self, output: bytes) -> None:
+        """Show what the engine prints; whole lines above a bar, as it comes where there is none."""
+        if self._bar is None and self._progress is None:
+            self._stderr.write_bytes(self._unfinished + output)
+            self._unfinished = b""
+            return
+        *lines, self._unfinished = (self._unfinished + output).split(b"\n")
+        if lines:
+            self._write(b"\n".join(lines).decode("utf-8", "replace"))
+
     def _write(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.write(text, file=self._stderr)
-        else:
-            self._stderr.write(text + "\n")
+        bars = [bar for bar in (self._progress, self._bar) if bar is not None]
+        for bar in bars:
+            bar.clear()
+        self._stderr.write(text + "\n")
+        for bar in bars:
+            bar.refresh()
 
     def _open_bar(self, event: Init) -> None:
-        from tqdm import tqdm
-
         self._write(self._text(event) or "")
-        self._bar = tqdm(
+        self._bar = _make_bar(
             total=event.total_steps,
             initial=event.start_step,
             file=self._stderr,
@@ -107,7 +134,7 @@ class Terminal:
             unit="step",
             dynamic_ncols=True,
             mininterval=0.1,
-            bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {postfix}",
+            bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}",
         )
 
     def _advance(self, event: Step) -> None:
@@ -127,9 +154,7 @@ class Terminal:
         if not self._bars:
             return
         if self._progress is None:
-            from tqdm import tqdm
-
-            self._progress = tqdm(
+            self._progress = _make_bar(
                 total=event.total, file=self._stderr, desc=event.title, unit=event.unit, dynamic_ncols=True, leave=False
             )
         self._progress.total = event.total
@@ -139,9 +164,22 @@ class Terminal:
             self._progress.close()
             self._progress = None
 
-    def close(self) -> None:
-        """Leave the terminal as it was."""
+    def _close_bars(self) -> None:
         for bar in (self._progress, self._bar):
             if bar is not None:
                 bar.close()
+        self._progress = self._bar = None
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._close_bars()
+        self._stderr.write_bytes(self._unfinished)
         self._stderr.flush()
+
+
+def _make_bar(**settings: Any) -> Any:
+    """Make a progress bar, without the thread that the library would start to watch it."""
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0
+    return tqdm(**settings)

@@ -38,7 +38,7 @@ class Validation:
             request = request_from_command(command.config, state.options, resume=None, overwrite=False, linger=False)
             if state.options.engine == "mlx":
                 check_engine_installed()
-            state.engine = start_engine(state.options, -1, state.timers, state.emitter.terminal, self._on_report)
+            state.engine = start_engine(state.options, -1, state.timers, state.show_output, self._on_report)
         except ConfigInvalid as error:
             state.desk.answer(order, {"valid": False, "issues": error.details.get("issues", [])}, None)
             return

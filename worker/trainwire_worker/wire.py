@@ -5,6 +5,7 @@ import os
 import select
 import socket
 import stat
+import sys
 import time
 from collections.abc import Iterator
 
@@ -126,6 +127,8 @@ class TextWriter:
         self._limit = limit
         self._rest = b""
         self._fd = fd
+        self.encoding = getattr(sys.stderr, "encoding", None) or "ascii"
+        """By which a progress bar knows whether it may draw more than ASCII."""
 
     def write(self, text: str) -> int:
         """Write text, as a file does."""

@@ -60,6 +60,7 @@ class Worker:
         self._emitter.connections.append(self._front)
         self._controllers = Controllers(self._emitter, self._run.state.desk, self._say_hello)
         self._run.state.listen = self._controllers.open
+        self._run.state.show_output = self._terminal.pass_on
         self._presence = Presence(options, self._run, self._timers, self._controllers)
         self._last_line = self._started
         self._heartbeat_on = options.mode == "serve"

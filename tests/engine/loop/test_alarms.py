@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from scripted import play
 
-from trainwire_engine import alarms, loop
+from trainwire_engine import memory
 from trainwire_engine.alarms import ENOUGH, LossAlarm, MemoryAlarm, Spike
 
 
@@ -49,18 +50,33 @@ def test_a_loss_that_is_not_finite_is_another_matter(value: float) -> None:
     assert spikes([*[1.0] * ENOUGH, value, 1.0, 9.0]) == [ENOUGH + 2]
 
 
-def test_memory_rings_once_until_it_is_relieved() -> None:
-    left = iter([50, 4, 3, 7, 4, 11, 4])
-    alarm = MemoryAlarm(lambda: next(left), lambda: 100)
+def test_memory_rings_once_until_it_is_relieved(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, clock = iter([50, 4, 3, 7, 4, 11, 4]), itertools.count()
+    monkeypatch.setattr(memory, "total_memory", lambda: 100)
+    monkeypatch.setattr(memory, "available", lambda: next(left))
+    alarm = MemoryAlarm(lambda: float(next(clock)))
     assert [alarm.hear() for _ in range(7)] == [None, 4, None, None, None, None, 4]
+
+
+def test_memory_is_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(memory, "available", lambda: looks.append(1) or 10**12)
+    alarm = MemoryAlarm(lambda: 7.0)
+    for _ in range(5):
+        alarm.hear()
+    assert len(looks) == 1
 
 
 def test_a_spike_is_told_with_its_rows_after_its_update(
     config: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        LossAlarm, "hear", lambda self, loss, seen=[]: seen.append(loss) or (Spike(loss, 1.0) if len(seen) == 5 else None)
-    )
+    losses: list[float] = []
+
+    def hear(alarm: LossAlarm, loss: float) -> Spike | None:
+        losses.append(loss)
+        return Spike(loss, 1.0) if len(losses) == 5 else None
+
+    monkeypatch.setattr(LossAlarm, "hear", hear)
     result = play({**config, "log_every": 2}, base)
     (log,) = result.logged("loss_spike")
     assert log.level == "warn"
@@ -74,8 +90,7 @@ def test_a_spike_is_told_with_its_rows_after_its_update(
 def test_memory_that_runs_short_is_told_and_the_run_goes_on(
     config: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "MemoryAlarm", lambda: MemoryAlarm(lambda: 1000, lambda: 10**6))
-    monkeypatch.setattr(alarms.memory, "available", lambda: 10**12)
+    monkeypatch.setattr(memory, "available", lambda: 1000)
     result = play(config, base)
     (log,) = result.logged("memory_pressure")
     assert log.details == {"step": 1, "available_bytes": 1000}
