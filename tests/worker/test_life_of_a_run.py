@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from worker_driver import Line, Spawn
 
+from trainwire_worker.sleep import SleepWatch, asleep
+
 
 def kinds(lines: list[Line]) -> list[str]:
     """Name the lines by type, a phase by its name, repetitions once."""
@@ -164,3 +166,24 @@ def test_the_worker_never_imports_mlx_or_numpy(tmp_path: Any) -> None:
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert json.loads(printed.replace("'", '"')) == []
+
+
+def test_a_sleep_of_the_machine_is_told_once(run: Spawn) -> None:
+    code = (
+        "import itertools, trainwire_worker.sleep as sleep\n"
+        "asked = itertools.count()\n"
+        "sleep.asleep = lambda: 7.0 if next(asked) < 5 else 319.0\n"
+        "from trainwire_worker.__main__ import leave\n"
+        "leave()\n"
+    )
+    worker = run(python=("-c", code), config={"max_steps": 20})
+    assert worker.finish()["outcome"] == "completed"
+    (log,) = [line for line in worker.of("log") if line.get("code") == "system_slept"]
+    assert log["level"] == "info"
+    assert log["details"] == {"seconds": 312}
+
+
+def test_a_machine_that_never_slept_has_nothing_to_tell() -> None:
+    watch = SleepWatch()
+    assert watch.slept() is None
+    assert asleep() == pytest.approx(asleep(), abs=1.0)

@@ -27,6 +27,7 @@ from .outbox import MAX_BACKLOG, MAX_RESPONSE_BACKLOG
 from .presence import Presence
 from .run import Run
 from .signals import Signals
+from .sleep import SleepWatch
 from .snapshot import Snapshot
 from .terminal import Terminal
 from .timers import Mailbox, Timers
@@ -62,6 +63,7 @@ class Worker:
         self._run.state.listen = self._controllers.open
         self._run.state.show_output = self._terminal.pass_on
         self._presence = Presence(options, self._run, self._timers, self._controllers)
+        self._sleep = SleepWatch()
         self._last_line = self._started
         self._heartbeat_on = options.mode == "serve"
 
@@ -118,6 +120,10 @@ class Worker:
             writing[fd]()
         for fd in ready:
             reading[fd]()
+        if (seconds := self._sleep.slept()) is not None and self._run.active:
+            self._run.state.log(
+                "info", f"The machine slept for {seconds:.0f} s.", "system_slept", seconds=round(seconds)
+            )
         self._timers.run_due()
         self._run.check_engine()
 
