@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,25 +119,47 @@ def generate(
     ids = prompt_tokens(tokenizer, prompt)
     if not ids:
         raise BadParams("The prompt is empty.")
+    how: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "adapter": adapter}
     answer: list[int] = []
+    # Closed at once when it gives way, so that the adapters are on again.
+    with closing(answer_tokens(model, ids, tokenizer.eos_ids, **how)) as tokens:
+        for token in tokens:
+            if token is not None:
+                answer.append(token)
+            if interrupted():
+                return None
+    return Completion(tokenizer.decode(answer), len(answer), (time.perf_counter() - started) * 1000)
+
+
+def answer_tokens(
+    model: Model,
+    ids: Sequence[int],
+    eos_ids: Collection[int],
+    *,
+    max_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    adapter: bool = True,
+) -> Generator[int | None, None, None]:
+    """Go through a prompt and give the answer's tokens one by one, without the end mark.
+
+    Each None is a part of the prompt that is through: a moment to give way.
+    """
     module = model.module
     with nullcontext() if adapter else model.adapter_disabled():
+        yield None
         cache = _new_cache(module)
         for start in range(0, len(ids) - 1, _PREFILL):
-            if interrupted():
-                return None
             module(mx.array([ids[start : min(start + _PREFILL, len(ids) - 1)]]), cache=cache)
             mx.eval([layer.state for layer in cache])
+            yield None
         last = ids[-1]
-        while len(answer) < max_tokens:
-            if interrupted():
-                return None
+        for number in range(max_tokens):
             logits = module(mx.array([[last]]), cache=cache)[0, -1].astype(mx.float32)
-            last = _chosen(logits, temperature, mix(seed, len(answer)))
-            if last in tokenizer.eos_ids:
-                break
-            answer.append(last)
-    return Completion(tokenizer.decode(answer), len(answer), (time.perf_counter() - started) * 1000)
+            last = _chosen(logits, temperature, mix(seed, number))
+            if last in eos_ids:
+                return
+            yield last
 
 
 def _chosen(logits: mx.array, temperature: float, seed: int) -> int:
