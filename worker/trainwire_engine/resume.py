@@ -22,16 +22,10 @@ from trainwire_protocol.rundir import FINAL_NAME, STATE_NAME, read_manifest
 
 JUDGED_BY_CONTENT = ("model", "data", "valid_data")
 """Keys whose values may be written differently as long as what they name is the same."""
-DATA_KEYS = (
-    "data",
-    "train_on",
-    "chat_template",
-    "chat_template_args",
-    "max_seq_length",
-    "on_overlong",
-    "max_train_samples",
-)
-"""Keys that make other rows: a change of one of them that was accepted explains other data."""
+ROW_KEYS = ("train_on", "chat_template", "chat_template_args", "max_seq_length", "on_overlong")
+"""Keys that make other rows of both splits: a change of one of them that was accepted explains other data."""
+OWN_KEYS = ("resume", "resume_override", "run_dir", "run_name")
+"""Keys that belong to an attempt and not to the run: never taken from the checkpoint, and no change of it."""
 HORIZON_KEYS = ("num_epochs", "max_steps", "batch_size", "data", "max_train_samples")
 _SAMPLE = 64 << 10
 _DEFAULTS = Config(model="", data="")
@@ -73,7 +67,8 @@ class Past:
         if (old and old.digest) == (new and new.digest):
             return
         change = Change(key, old and old.digest, new and new.digest)
-        explained = key == "data" and any(c.key in DATA_KEYS for c in self.changes)
+        makers = ROW_KEYS if key == "valid_data" else (*ROW_KEYS, "data", "max_train_samples")
+        explained = any(c.key in makers for c in self.changes)
         if not explained and key not in self.given.resume_override:
             raise self._refused(
                 f"{key} has other rows than in {self.folder.name}: it was {_told(old)}, and is {_told(new)}.",
@@ -182,7 +177,7 @@ def settle(given: Config, saved: Saved, folder: Path) -> tuple[Config, list[Chan
             continue
         values[key] = now[key]
         change = Change(key, saved.config.get(key, default), now[key])
-        if key in JUDGED_BY_CONTENT:
+        if key in JUDGED_BY_CONTENT or key in OWN_KEYS:
             continue
         accepted = ON_RESUME[key] is OnResume.FREE or (
             ON_RESUME[key] is OnResume.OVERRIDE and key in given.resume_override
@@ -190,8 +185,7 @@ def settle(given: Config, saved: Saved, folder: Path) -> tuple[Config, list[Chan
         (changes if accepted else refused).append(change)
     if refused:
         raise _refusal(refused, folder)
-    # What belongs to this attempt is never taken from the checkpoint.
-    for key in ("resume", "resume_override", "run_dir", "run_name", "model", "data", "valid_data"):
+    for key in (*OWN_KEYS, *JUDGED_BY_CONTENT):
         values[key] = now[key]
     return msgspec.convert({key: value for key, value in values.items() if key in FIELDS}, Config), changes
 

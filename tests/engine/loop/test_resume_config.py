@@ -151,7 +151,7 @@ def test_a_changed_key_is_treated_by_its_class(tmp_path: Path, key: str) -> None
         assert f'resume_override = ["{key}"]' in (refused.value.hint or "")
         past = open_past(folder, accept)
         assert getattr(past.config, key) == OTHER_VALUES[key]
-        assert [change.key for change in past.changes if change.key != "resume_override"] == [key]
+        assert [change.key for change in past.changes] == [key]
 
 
 def test_a_key_that_the_config_says_as_before_keeps_the_value_that_set_gave_it(tmp_path: Path) -> None:
@@ -260,6 +260,20 @@ def test_the_same_rows_in_another_file_are_no_change(tmp_path: Path) -> None:
 def test_rows_that_an_accepted_change_makes_others_need_no_second_acceptance(tmp_path: Path) -> None:
     past = past_of(tmp_path, max_seq_length=64, resume_override=["max_seq_length"])
     past.check_data("data", DataMark("e" * 40, 20))
+    past.check_data("valid_data", DataMark("e" * 40, 20))
+
+
+def test_fewer_training_rows_do_not_explain_other_validation_rows(tmp_path: Path) -> None:
+    past = past_of(tmp_path, max_train_samples=5, resume_override=["max_train_samples"])
+    past.check_data("data", DataMark("e" * 40, 5))
+    with pytest.raises(ResumeRefused, match="valid_data"):
+        past.check_data("valid_data", DataMark("e" * 40, 20))
+
+
+def test_what_belongs_to_an_attempt_is_no_change_of_the_run(tmp_path: Path) -> None:
+    past = past_of(tmp_path, resume="latest", resume_override=["seed"], run_dir="/runs/other", run_name="other")
+    assert past.changes == []
+    assert past.config.run_dir == "/runs/other"
 
 
 def test_another_model_is_refused_with_both_named(tmp_path: Path) -> None:
