@@ -88,11 +88,14 @@ def test_python_steers_a_run_that_trains(base: Path, tmp_path: Path) -> None:
         assert next(e for e in run if e.type == "paused" and e.step > stood.step).step == stood.step + 20
         assert moved.changed
         after = run.eval().valid_loss
-        assert before is not None and after is not None and after < before
+        assert before is not None
+        assert after is not None
+        assert after < before
         saved = run.checkpoint("mine")
         assert saved.step == stood.step + 20
         newest = tw.latest_checkpoint(tmp_path / "run")
-        assert newest is not None and str(newest.path) == saved.path
+        assert newest is not None
+        assert str(newest.path) == saved.path
         assert [event.type for event in run.replay(types=["init"])] == ["init"]
         stopped = run.stop()
         assert run.wait().checkpoint == stopped.checkpoint
