@@ -1,6 +1,5 @@
 """Turns messages into lines and lines into messages, by the rules of the wire."""
 
-import difflib
 import json
 import math
 import re
@@ -177,6 +176,8 @@ def _decode_json(text: str) -> ClientCommand:
         raise Refusal(BadParams("The command names no `cmd`.", allowed=list(COMMANDS)), id_)
     kind = COMMANDS.get(cmd)
     if kind is None:
+        import difflib  # takes longer than the rest of this module, and most workers never need it
+
         near = difflib.get_close_matches(cmd[:64], COMMANDS, n=1)
         hint = f"Did you mean {near[0]}?" if near else None
         raise Refusal(

@@ -1,9 +1,7 @@
 """Turns what people write (a TOML file, `key=value` words, a JSON object) into a Config, or says what is wrong."""
 
-import difflib
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,8 @@ class Issue(msgspec.Struct, frozen=True):
 
 def parse_assignment(word: str) -> tuple[str, Any]:
     """Split `key=value`; the value is parsed as TOML, else it is text. Raises ConfigInvalid without a `=`."""
+    import tomllib  # a worker under `serve` reads no TOML
+
     key, equals, text = word.partition("=")
     key = key.strip()
     if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
@@ -45,6 +45,8 @@ def parse_assignment(word: str) -> tuple[str, Any]:
 
 def read_config_file(path: Path) -> dict[str, Any]:
     """Read one flat TOML table. Raises ConfigInvalid with the line that does not parse."""
+    import tomllib
+
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_CONFIG_BYTES + 1)
@@ -112,6 +114,8 @@ def _show(value: Any) -> str:
 def _unknown(key: str, known: Sequence[str]) -> Issue:
     if key in FOREIGN_KEYS:
         return Issue(key, "foreign_key", f"{key} is no key of trainwire: {FOREIGN_KEYS[key]}")
+    import difflib  # slow to import, and seldom needed
+
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     hint = f"Did you mean {near[0]}?" if near else "`trainwire config` lists the keys."
     return Issue(key, "unknown_key", f"There is no key {_show(key)}. {hint}")

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import hashlib
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -103,6 +102,8 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def file_sha256(path: Path) -> str:
     """Hash a file without holding it in memory."""
+    import hashlib  # OpenSSL takes long to load: only who hashes waits for it
+
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

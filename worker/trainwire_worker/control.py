@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,14 +44,21 @@ class ControlSocket:
     def close(self) -> None:
         """Remove the socket."""
         self._listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+            self._folder.rmdir()
 
 
 def _make_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="trainwire-"))
-    if len(os.fsencode(folder / "control")) > _LONGEST_PATH:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="trainwire-", dir="/tmp"))
+    # As tempfile does it, which would load the random numbers and the decompressors first.
+    name = f"trainwire-{os.urandom(6).hex()}"
+    wanted = Path(os.environ.get("TMPDIR") or "/tmp").absolute() / name
+    if len(os.fsencode(wanted / "control")) <= _LONGEST_PATH:
+        with contextlib.suppress(OSError):
+            wanted.mkdir(mode=0o700)
+            return wanted
+    folder = Path("/tmp") / name
+    folder.mkdir(mode=0o700)
     return folder
 
 

@@ -1,7 +1,8 @@
 """Takes commands, says which fit the phase, and answers each of them exactly once."""
 
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from trainwire_protocol import commands as c
 from trainwire_protocol.channel import Order, PauseOrder, ResumeOrder
@@ -32,8 +33,7 @@ ALLOWED: dict[str, frozenset[Phase]] = {
 """The phases in which a command is taken; those that are not listed are taken always."""
 
 
-@dataclass
-class Pending:
+class Pending(msgspec.Struct):
     """A command that is not answered yet."""
 
     id: int | str | None

@@ -1,14 +1,14 @@
 """Why a run ends."""
 
 import errno
-from dataclasses import dataclass
+
+import msgspec
 
 from trainwire_protocol.errors import DiskFull, Internal, IoError, TrainwireError
 from trainwire_protocol.events import End, Error, Event, Outcome
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """Why the run ends; the first cause decides."""
 
     outcome: Outcome

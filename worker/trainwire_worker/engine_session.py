@@ -3,7 +3,8 @@
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from trainwire_protocol.channel import AnyReport, Failed, Finished, Order
 from trainwire_protocol.errors import EngineDied
@@ -13,8 +14,7 @@ from .options import Options
 from .timers import Timers
 
 
-@dataclass(frozen=True)
-class Departure:
+class Departure(msgspec.Struct, frozen=True):
     """How an engine left: its exit status (negative for a signal), its last word if it had one, what it printed."""
 
     status: int

@@ -6,10 +6,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 import orjson
 
 from trainwire_protocol.errors import LogUnavailable
@@ -32,8 +32,7 @@ def _seq(line: bytes) -> int:
         return 0
 
 
-@dataclass
-class Lost:
+class Lost(msgspec.Struct):
     """Lines that neither the disk nor the memory could hold."""
 
     lines: int = 0

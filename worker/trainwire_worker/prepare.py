@@ -1,11 +1,8 @@
 """What happens before the engine starts: the run folder is checked, locked and opened."""
 
 import os
-import secrets
-import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -35,8 +32,7 @@ from .runlock import RunLock
 _OURS = (LOG_NAME, LOCK_NAME, CONFIG_NAME, FINAL_NAME, ABANDONED_NAME)
 
 
-@dataclass
-class Prepared:
+class Prepared(msgspec.Struct):
     """A run that is locked and logged, ready for an engine."""
 
     request: Request
@@ -45,7 +41,7 @@ class Prepared:
     run_id: str
     attempt: int
     resume_from: CheckpointInfo | None
-    passed_over: list[tuple[Path, str]] = field(default_factory=list)
+    passed_over: list[tuple[Path, str]] = []
 
 
 def check_inputs(config: Config) -> None:
@@ -111,7 +107,7 @@ def prepare(
     except BaseException:
         lock.release()
         raise
-    run_id = past.run_id or (secrets.token_hex(8) if options.clock == "real" else "0" * 16)
+    run_id = past.run_id or (os.urandom(8).hex() if options.clock == "real" else "0" * 16)
     return Prepared(request, lock, log, run_id, past.attempts + 1, resume_from, passed_over)
 
 
@@ -183,6 +179,8 @@ def _remove_run(run_dir: Path) -> None:
                 or entry.name == ABANDONED_NAME
                 or entry.name.startswith(TEMPORARY_PREFIX)
             ):
+                import shutil  # slow to import, for the decompressors that come with it
+
                 shutil.rmtree(entry)
         elif entry.name in (LOG_NAME, CONFIG_NAME):
             entry.unlink()

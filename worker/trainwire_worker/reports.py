@@ -1,6 +1,6 @@
 """What the engine reports, as events, phases and answers."""
 
-import shutil
+import os
 
 from trainwire_protocol.channel import Alive, Answer, AnyReport, Report, StepHistory
 from trainwire_protocol.errors import from_code
@@ -96,8 +96,9 @@ class Reports:
 
     def _check_disk(self, checkpoint: Checkpoint) -> None:
         try:
-            free = shutil.disk_usage(checkpoint.path).free
+            disk = os.statvfs(checkpoint.path)
         except OSError:
             return
+        free = disk.f_bavail * disk.f_frsize
         if free < LOW_DISK_FACTOR * checkpoint.bytes:
             self._state.log("warn", f"Only {free} bytes are left on the disk.", "low_disk", free_bytes=free)
