@@ -52,8 +52,7 @@ class Acts:
             case s.Sleep():
                 self._clock.wait(act.ms)
             case s.Hang():
-                while True:
-                    time.sleep(3600)
+                _hang(act.orphan_ms / 1000)
             case s.AwaitOrder():
                 self._inbox.await_order()
             case s.Print():
@@ -118,6 +117,15 @@ def _print(act: s.Print) -> None:
     else:
         code = f"import os; os.write({descriptor}, {act.text!r}.encode() + b'\\n')\n" * min(act.repeat, 1000)
         subprocess.run([sys.executable, "-c", code], check=False)
+
+
+def _hang(orphan_seconds: float) -> None:
+    parent, deadline = os.getppid(), None
+    while deadline is None or time.monotonic() < deadline:
+        time.sleep(min(0.25, orphan_seconds))
+        if deadline is None and os.getppid() != parent:
+            deadline = time.monotonic() + orphan_seconds
+    os._exit(1)
 
 
 def _die(name: str) -> None:

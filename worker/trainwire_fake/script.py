@@ -45,7 +45,9 @@ class Sleep(Act, tag="sleep"):
 
 
 class Hang(Act, tag="hang"):
-    """Nothing happens any more, until the process is killed."""
+    """Nothing happens any more, until the process is killed, or for `orphan_ms` after its worker is gone."""
+
+    orphan_ms: Milliseconds = 60_000
 
 
 class AwaitOrder(Act, tag="await_order"):

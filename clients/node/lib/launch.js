@@ -25,7 +25,7 @@ function checkOptions(name, options, known) {
 function checkCommand(command) {
   if (command === undefined) {
     throw new WorkerNotFound(
-      "launch needs `command`, the list of words that starts the worker, for instance ['/path/to/trainwire'] or " +
+      "A worker needs `command`, the list of words that starts it, for instance ['/path/to/trainwire'] or " +
         "['/path/to/python3', '-m', 'trainwire_worker'].",
     )
   }
@@ -41,6 +41,7 @@ async function launch(config, options = {}) {
   checkCommand(options.command)
   if (options.signal?.aborted) throw aborted(options.signal)
   const prepared = await prepareConfig(config, options)
+  if (options.signal?.aborted) throw aborted(options.signal)
   const run = new LaunchedRun(prepared.config, { ...options, ...resolveProgram(options.command, prepared.cwd) })
   await run._begin()
   return run
@@ -59,6 +60,7 @@ async function validate(config, options = {}) {
   checkOptions('validate', options, VALIDATE_OPTIONS)
   checkCommand(options.command)
   const prepared = await prepareConfig(config, options)
+  if (signal?.aborted) throw aborted(signal)
   const { command, cwd } = resolveProgram(options.command, prepared.cwd)
   const ignore = () => {}
   const worker = new WorkerProcess(
@@ -70,8 +72,8 @@ async function validate(config, options = {}) {
     const died = new WorkerDied({ exitCode, signal: by, stderr: worker.stderr, doing: 'validating' })
     worker.channel.failAll(() => died)
   })
+  await worker.greeting(options.helloTimeout ?? HELLO_TIMEOUT, signal)
   try {
-    await worker.greeting(options.helloTimeout ?? HELLO_TIMEOUT)
     const response = await worker.channel.request('validate', { config: prepared.config }, { timeout, signal })
     return response.result
   } finally {

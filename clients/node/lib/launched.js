@@ -83,21 +83,13 @@ class LaunchedRun extends Run {
       },
     )
     this.#worker = worker
-    const { signal } = this.#options
     // Until the caller holds the run and could listen, what arrives waits.
     this.#waitingRoom = []
-    const onAbort = () => worker.signal('SIGKILL')
-    signal?.addEventListener('abort', onAbort, { once: true })
     try {
-      this.hello = await worker.greeting(helloTimeout)
+      this.hello = await worker.greeting(helloTimeout, this.#options.signal)
     } catch (error) {
       this.#waitingRoom = undefined
-      worker.closeStdin()
-      worker.signal('SIGKILL')
-      await worker.gone
-      throw signal?.aborted ? aborted(signal) : error
-    } finally {
-      signal?.removeEventListener('abort', onAbort)
+      throw error
     }
     this.#start(resume)
     setImmediate(() => this.#openDoor())

@@ -2,7 +2,7 @@
 
 const { spawn } = require('node:child_process')
 
-const { Channel, PROTOCOL } = require('./channel.js')
+const { Channel, PROTOCOL, aborted } = require('./channel.js')
 const { CommandTimeout, ProtocolMismatch, WorkerDied, WorkerNotFound } = require('./errors.js')
 
 /** How often a worker that saves is asked whether it still does, in ms. */
@@ -106,8 +106,27 @@ class WorkerProcess {
     this.#handlers.onClose(status)
   }
 
-  /** Resolves with the `hello` line. Fails if there is no such program, no `hello` in time, or another protocol. */
-  greeting(timeout) {
+  /**
+   * Resolves with the `hello` line. Fails if there is no such program, no `hello` in time, or another protocol, or with
+   * the AbortError of `abort`; the worker is gone then.
+   */
+  async greeting(timeout, abort) {
+    const onAbort = () => this.signal('SIGKILL')
+    abort?.addEventListener('abort', onAbort, { once: true })
+    if (abort?.aborted) onAbort()
+    try {
+      return await this.#hearHello(timeout)
+    } catch (error) {
+      this.closeStdin()
+      this.signal('SIGKILL')
+      await this.gone
+      throw abort?.aborted ? aborted(abort) : error
+    } finally {
+      abort?.removeEventListener('abort', onAbort)
+    }
+  }
+
+  #hearHello(timeout) {
     return new Promise((resolve, reject) => {
       const timer = setTimeout(() => {
         const said = this.channel.junkText.trim()

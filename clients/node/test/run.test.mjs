@@ -12,7 +12,7 @@ import { fakeWorker } from 'trainwire/testing'
 
 import { collect, exists, folder, packageFolder, types, until } from './helpers.mjs'
 
-const { launch, attach } = trainwire
+const { launch, attach, validate } = trainwire
 const PATIENT = { timeout: 30_000 }
 
 /** Launches a fake worker that plays these actions after its start. */
@@ -65,15 +65,33 @@ test('an aborted launch throws AbortError and starts nothing', PATIENT, async (t
   })
 })
 
+test('abort while the config is prepared starts nothing', PATIENT, async (t) => {
+  for (const call of [launch, validate]) {
+    const controller = new AbortController()
+    const calling = call({ model: 'm', data: 'd' }, { command: ['/no/such/program'], signal: controller.signal })
+    controller.abort()
+    await assert.rejects(calling, { name: 'AbortError' })
+  }
+})
+
 test('abort while the worker is silent ends it', PATIENT, async (t) => {
-  const pidFile = path.join(folder(), 'pid')
-  const program = `require('fs').writeFileSync(${JSON.stringify(pidFile)}, String(process.pid)); setInterval(() => {}, 1000)`
-  const controller = new AbortController()
-  const launching = launch({ model: 'm', data: 'd' }, { command: [process.execPath, '-e', program, '--'], signal: controller.signal })
-  await until('the program wrote its number', () => fs.existsSync(pidFile) && fs.readFileSync(pidFile, 'utf8') !== '')
-  controller.abort()
-  await assert.rejects(launching, { name: 'AbortError' })
-  assert.ok(!exists(Number(fs.readFileSync(pidFile, 'utf8'))))
+  for (const call of [launch, validate]) {
+    const pidFile = path.join(folder(), 'pid')
+    const program = `require('fs').writeFileSync(${JSON.stringify(pidFile)}, String(process.pid)); setInterval(() => {}, 1000)`
+    const controller = new AbortController()
+    const calling = call({ model: 'm', data: 'd' }, { command: [process.execPath, '-e', program, '--'], signal: controller.signal })
+    await until('the program wrote its number', () => fs.existsSync(pidFile) && fs.readFileSync(pidFile, 'utf8') !== '')
+    controller.abort()
+    await assert.rejects(calling, { name: 'AbortError' })
+    assert.ok(!exists(Number(fs.readFileSync(pidFile, 'utf8'))))
+  }
+})
+
+test('a validation whose worker is silent ends in its time, and no worker is left', PATIENT, async (t) => {
+  const began = Date.now()
+  const command = fakeWorker({ worker: [{ hang: true }] })
+  await assert.rejects(validate({ model: 'm' }, { command, helloTimeout: 200 }), trainwire.CommandTimeout)
+  assert.ok(Date.now() - began < 5000)
 })
 
 test('abort ends loops at once and the run gracefully', PATIENT, async (t) => {

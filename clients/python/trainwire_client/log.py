@@ -190,10 +190,14 @@ METRICS: tuple[str, ...] = (*_STEP_METRICS, *_EVAL_METRICS, "valid_perplexity", 
 _EVAL_FIELD = {"valid_perplexity": "perplexity", "valid_token_accuracy": "token_accuracy"}
 
 
-def _valid_events(path: Path, kind: str, timeline: Timeline) -> Iterator[bytes]:
+def _valid_events(path: Path, kind: str, timeline: Timeline, size: int) -> Iterator[bytes]:
+    """Give the valid lines of a kind among the first `size` bytes: a living run's log grows meanwhile."""
     mark = f'"type":"{kind}"'.encode()
     with path.open("rb") as file:
         for line in file:
+            size -= len(line)
+            if size < 0:
+                return
             if mark in line and line.endswith(b"\n"):
                 try:
                     brief = _brief_decoder.decode(line)
@@ -225,6 +229,7 @@ def history(
     for name in metrics:
         if name not in METRICS:
             raise ClientError(f"There is no metric {name!r}. These are: {', '.join(METRICS)}.")
+    size = path.stat().st_size
     timeline = Timeline.of(path)
     found: dict[str, Series] = {}
     for kind, type_, names, join in (
@@ -234,10 +239,10 @@ def history(
         if not names:
             continue
         found.update((name, Series([], [])) for name in names)
-        size = 1
+        together = 1
         if max_points:
-            size = max(1, -(-sum(1 for _ in _valid_events(path, kind, timeline)) // max_points))
-        for point in _chunks(_decoded(_valid_events(path, kind, timeline), type_), size, join):
+            together = max(1, -(-sum(1 for _ in _valid_events(path, kind, timeline, size)) // max_points))
+        for point in _chunks(_decoded(_valid_events(path, kind, timeline, size), type_), together, join):
             for name in names:
                 found[name].steps.append(point.step)
                 found[name].values.append(getattr(point, _EVAL_FIELD.get(name, name)))

@@ -58,6 +58,7 @@ class Run(Handle):
         self._supervision, self._shutdown = supervision, shutdown
         self._deaths: deque[float] = deque()
         self._closing = False
+        self._owner = os.getpid()
         self._greeted = threading.Event()
         self._gate = threading.Lock()
         self._processes = 0
@@ -170,11 +171,14 @@ class Run(Handle):
         return True
 
     def _wait_for_hello(self, timeout: float) -> None:
-        """Wait for the worker's first line. Raises what came instead."""
-        if not self._greeted.wait(timeout):
-            self._closing = True
-            self._process.signal_group(signal.SIGKILL)
-            self._process.join(5)
+        """Wait for the worker's first line. Raises what came instead; no worker is left behind then."""
+        try:
+            greeted = self._greeted.wait(timeout)
+        except BaseException:
+            self._abandon()
+            raise
+        if not greeted:
+            self._abandon()
             noise = f" Its stderr says:\n{self.stderr.strip()[-2000:]}" if self.stderr.strip() else ""
             raise CommandTimeout(
                 f"The worker (pid {self.pid}) printed no hello line within {timeout:g} s.{noise}",
@@ -182,8 +186,14 @@ class Run(Handle):
                 timeout=timeout,
             )
         if self._core.failure is not None:
-            self._process.join()
+            self._abandon()
             raise self._core.failure.with_traceback(None)
+
+    def _abandon(self) -> None:
+        """End a worker that has nothing to save."""
+        self._closing = True
+        self._process.signal_group(signal.SIGKILL)
+        self._process.join(5)
 
     def _first_answer(self, timeout: float | None) -> Any:
         """Wait for the answer to the command that this worker was started for."""
@@ -193,8 +203,11 @@ class Run(Handle):
     def close(self) -> None:
         """Bring the worker down by the ladder: stop, end of stdin, SIGTERM, SIGKILL; each rung only if needed.
 
-        Does nothing if the run has ended. `rungs` tells what was needed.
+        Does nothing if the run has ended, or in a process that was forked from the one that launched it. `rungs`
+        tells what was needed.
         """
+        if os.getpid() != self._owner:
+            return
         self._closing = True
         pace = self._shutdown
         ladder: list[tuple[str, Callable[[], Any], float]] = [

@@ -2,7 +2,12 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
+import textwrap
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +242,67 @@ def test_values_of_later_minor_versions_end_no_run_and_reach_on_unknown() -> Non
         result = run.wait(30)
     assert [(line["type"], line["phase"]) for line in unknown] == [("status", "hibernating")]
     assert (result.outcome, result.exit_code) == ("postponed", 30)
+
+
+def is_gone(pid_file: Path) -> bool:
+    """Say whether the process that wrote its number is there no more."""
+    try:
+        os.kill(int(pid_file.read_text()), 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+NOTE_PID = "import os, pathlib, signal, sys, time; pathlib.Path({path!r}).write_text(str(os.getpid()))\n"
+
+
+def test_ctrl_c_while_the_worker_is_silent_leaves_no_worker(tmp_path: Path) -> None:
+    program = NOTE_PID + "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(60)"
+    command = [sys.executable, "-c", program.format(path=str(tmp_path / "pid"))]
+    with pytest.raises(KeyboardInterrupt):
+        tw.launch(CONFIG, command=command)
+    assert is_gone(tmp_path / "pid")
+
+
+def test_a_worker_of_another_major_that_stays_is_ended_at_once(tmp_path: Path) -> None:
+    program = NOTE_PID + 'print(\'{{"type":"hello","protocol":9}}\', flush=True)\ntime.sleep(60)'
+    command = [sys.executable, "-c", program.format(path=str(tmp_path / "pid"))]
+    began = time.monotonic()
+    with pytest.raises(tw.ProtocolMismatch, match="protocol 9, this client speaks protocol 1"):
+        tw.launch(CONFIG, command=command)
+    assert is_gone(tmp_path / "pid")
+    assert time.monotonic() - began < 8
+
+
+FORKING = """
+    import json, os, sys, trainwire_client as tw
+    with tw.launch({"model": "m", "data": "d"}, command=json.loads(sys.argv[1])) as run:
+        next(run)
+        child = os.fork()
+        if child == 0:
+            sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert run.ping().ts == 1
+        print(run.wait().outcome)
+"""
+
+
+def test_a_forked_process_that_leaves_the_block_does_not_stop_the_run() -> None:
+    command = json.dumps(fake_worker([*BEGIN, *UNTIL_PING, *FINISH]))
+    words = [sys.executable, "-c", textwrap.dedent(FORKING), command]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "completed\n", done.stderr
+
+
+def test_many_threads_steer_one_run_and_each_gets_its_own_answer() -> None:
+    answers: list[dict[str, Any]] = [{"await": "ping"}, {"answer": "ping", "result": {"ts": 1}}]
+    script = [*BEGIN, {"repeat": 200, "do": [*answers, {"steps": 5}]}, *FINISH]
+    with tw.launch(CONFIG, command=fake_worker(script)) as run:
+        threads = [threading.Thread(target=lambda: [run.ping() for _ in range(20)]) for _ in range(10)]
+        for thread in threads:
+            thread.start()
+        steps = sum(event.updates for event in run if isinstance(event, Step))
+        for thread in threads:
+            thread.join()
+        assert steps == 1000
+        assert run.wait().outcome == "completed"

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainwire_client as tw
+from trainwire_client import log
 from trainwire_client.log import METRICS, Tail, Timeline, read_range
 from trainwire_client.testing import LINES
 from trainwire_client.testing.player import FakeWorker
@@ -138,3 +139,17 @@ def test_the_latest_checkpoint_is_the_newest_whole_one(tmp_path: Path) -> None:
     unverified = tw.latest_checkpoint(tmp_path, verify=False)
     assert unverified is not None
     assert unverified.step == 6
+
+
+def test_the_history_of_a_growing_log_keeps_to_its_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_log(tmp_path, steps(1, 40))
+    line = path.read_bytes().splitlines(keepends=True)[-1]
+    chunks = log._chunks
+
+    def grow_and_chunk(events: Any, size: int, join: Any) -> Any:
+        with path.open("ab") as file:
+            file.write(line * 100)
+        return chunks(events, size, join)
+
+    monkeypatch.setattr(log, "_chunks", grow_and_chunk)
+    assert len(tw.history(tmp_path, max_points=10)["loss"].steps) == 10

@@ -224,6 +224,16 @@ def test_a_hanging_engine_is_killed_with_its_worker(begin: Callable[..., tw.Run]
     assert lock_holder(tmp_path / "run") is None
 
 
+def test_a_scripted_engine_that_hangs_does_not_outlive_its_killed_worker(
+    begin: Callable[..., tw.Run], tmp_path: Path
+) -> None:
+    with begin({"acts": [{"do": "hang", "step": 3, "orphan_ms": 50}]}, max_steps=FOR_EVER) as run:
+        next(event for event in run if isinstance(event, Step) and event.step == 2)
+        os.kill(run.pid, signal.SIGKILL)
+        wait_for_the_lock(tmp_path / "run")
+    assert lock_holder(tmp_path / "run") is None
+
+
 def test_handlers_run_in_the_thread_that_waits_and_may_steer(begin: Callable[..., tw.Run]) -> None:
     with begin(max_steps=FOR_EVER) as run:
         losses: list[float | None] = []
