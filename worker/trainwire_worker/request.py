@@ -1,6 +1,7 @@
 """What is to be run: the config of a file and its words, or of a `start` command, checked."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ _WORDS_OF_RESUME = ("auto", "never", "latest")
 _PATHS = ("model", "data", "valid_data", "run_dir", "start_from", "cache_dir", "prompts", "resume", "chat_template")
 
 
-class Request(msgspec.Struct):
+@dataclass
+class Request:
     """What is to be run: the checked config, and how to treat a run that the folder holds."""
 
     config: Config
