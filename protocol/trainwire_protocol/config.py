@@ -42,7 +42,7 @@ TrainOn = Literal["assistant", "last", "all"]
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a run is told. A None stands for a default that is computed; `init.config` has none left
     but where None is the value (`revision`, `start_from`, `valid_data`, `max_grad_value`, `chat_template`,
-    `lora_keys`, `lora_layers`)."""
+    `lora_keys`, `lora_layers`, and `train_on` where the data's files differ in it)."""
 
     model: Annotated[
         str,

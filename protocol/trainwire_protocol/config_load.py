@@ -87,15 +87,9 @@ def _allowed_by(schema: Mapping[str, Any]) -> str:
         "string": "a text",
     }
     text = words.get(str(kind), "a table")
-    for bound, sign in (
-        ("minimum", "≥"),
-        ("exclusiveMinimum", ">"),
-        ("maximum", "≤"),
-        ("exclusiveMaximum", "<"),
-    ):
-        if bound in schema:
-            text += f" {sign} {schema[bound]}"
-    return text + (", not empty" if schema.get("minLength") else "")
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    bounds = " and ".join(f"{sign} {schema[bound]}" for bound, sign in signs.items() if bound in schema)
+    return " ".join(part for part in (text, bounds) if part) + (", not empty" if schema.get("minLength") else "")
 
 
 def _finite(value: Any) -> bool:
@@ -168,8 +162,9 @@ def _cross_check(values: Mapping[str, Any]) -> list[Issue]:
     for key in values.get("resume_override", ()):
         if key not in FIELDS:
             issues.append(_unknown(key, tuple(FIELDS)))
-    peak, floor = values.get("learning_rate"), values.get("min_learning_rate", 0.0)
-    if peak is not None and floor > peak:
+    peak = values.get("learning_rate") or _default_peak(values.get("method"))
+    floor = values.get("min_learning_rate", 0.0)
+    if floor > peak:
         issues.append(
             Issue(
                 "min_learning_rate",
@@ -177,7 +172,7 @@ def _cross_check(values: Mapping[str, Any]) -> list[Issue]:
                 f"min_learning_rate = {floor} is above learning_rate = {peak}.",
             )
         )
-    if values.get("keep_best") and values.get("eval_every") == 0 and values.get("early_stopping_patience", 0) > 0:
+    if values.get("eval_every") == 0 and values.get("early_stopping_patience", 0) > 0:
         issues.append(
             Issue(
                 "early_stopping_patience",
@@ -186,6 +181,10 @@ def _cross_check(values: Mapping[str, Any]) -> list[Issue]:
             )
         )
     return issues
+
+
+def _default_peak(method: str | None) -> float:
+    return 1e-5 if method == "full" else 1e-4
 
 
 def check_settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,7 +220,7 @@ def build_config(values: Mapping[str, Any], base: Path, *, run_name: str = "run"
     """
     converted, issues = check(values)
     if issues:
-        more = f" ({len(issues) - 1} more)" if len(issues) > 1 else ""
+        more = f" And {len(issues) - 1} more." if len(issues) > 1 else ""
         raise ConfigInvalid(issues[0].message + more, issues=[msgspec.to_builtins(issue) for issue in issues])
     base = Path(base).absolute()
     converted["run_name"] = name = converted.get("run_name") or run_name
@@ -231,6 +230,12 @@ def build_config(values: Mapping[str, Any], base: Path, *, run_name: str = "run"
     for key in _PATH_KEYS:
         if converted.get(key):
             converted[key] = _absolute(converted[key], base, hub=key == "model")
+    if converted.get("revision") and Path(converted["model"]).is_absolute():
+        raise ConfigInvalid(
+            f"revision = {_show(converted['revision'])} has no effect: model is the folder {converted['model']}.",
+            hint="A revision belongs to a Hub id such as org/name.",
+            key="revision",
+        )
     for key in ("data", "valid_data"):
         value = converted.get(key)
         if isinstance(value, str):
@@ -245,5 +250,5 @@ def build_config(values: Mapping[str, Any], base: Path, *, run_name: str = "run"
     if template and "{" not in template:
         converted["chat_template"] = _absolute(template, base)
     if converted.get("learning_rate") is None:
-        converted["learning_rate"] = 1e-5 if converted.get("method") == "full" else 1e-4
+        converted["learning_rate"] = _default_peak(converted.get("method"))
     return Config(**converted)

@@ -5,6 +5,14 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 
+def _sentence(text: str) -> str:
+    """End a message with one full stop: the words of another program that stand at its end have none, or one."""
+    text = text.rstrip()
+    if text.endswith("..") and not text.endswith("..."):
+        return text[:-1]
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
+
+
 class TrainwireError(Exception):
     """A failure that is told to the user: `message` is a sentence, `hint` says what to do about it.
 
@@ -16,8 +24,8 @@ class TrainwireError(Exception):
     exit_code: ClassVar[int | None] = 1
 
     def __init__(self, message: str, *, hint: str | None = None, **details: Any) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = _sentence(message)
+        super().__init__(self.message)
         self.hint = hint
         self.details = details
 

@@ -155,7 +155,7 @@ def test_every_fault_is_told_at_once() -> None:
         ("model", "missing_key"),
         ("data", "missing_key"),
     }
-    assert "(4 more)" in caught.value.message
+    assert caught.value.message.endswith(". And 4 more.")
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,41 @@ def test_every_fault_is_told_at_once() -> None:
     [
         ({"method": "full", "lora_rank": 4}, "lora_rank"),
         ({"learning_rate": 1e-5, "min_learning_rate": 1e-4}, "min_learning_rate"),
+        ({"min_learning_rate": 2e-4}, "min_learning_rate"),
+        ({"method": "full", "min_learning_rate": 2e-5}, "min_learning_rate"),
+        ({"early_stopping_patience": 2, "eval_every": 0}, "early_stopping_patience"),
         ({"resume_override": ["nothing"]}, "nothing"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(values: dict[str, Any], path: str) -> None:
     assert issue_of(**values).path == path
+
+
+def test_values_that_fit_each_other_are_taken() -> None:
+    assert issues_of(min_learning_rate=1e-4) == []
+    assert issues_of(early_stopping_patience=2) == []
+
+
+def test_a_range_is_told_with_both_its_ends() -> None:
+    assert issue_of(batch_size=0).message.endswith("it must be an integer ≥ 1 and ≤ 1048576.")
+    assert issue_of(seed=-1).message.endswith("it must be an integer ≥ 0 and ≤ 9007199254740991.")
+    assert issue_of(learning_rate=0).message.endswith("it must be a finite number > 0.")
+
+
+def test_a_revision_without_a_hub_id_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ConfigInvalid, match="revision = 'abc' has no effect"):
+        build_config({**LEAST, "model": "model", "revision": "abc"}, tmp_path)
+    assert build_config({**LEAST, "model": "org/name", "revision": "abc"}, tmp_path).revision == "abc"
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [("No room", "No room."), ("No room.", "No room."), ("It ended. said it..", "It ended. said it."), ("a …", "a …")],
+)
+def test_a_message_ends_with_one_full_stop(written: str, told: str) -> None:
+    error = BadParams(written)
+    assert (error.message, str(error)) == (told, told)
 
 
 def test_the_default_learning_rate_depends_on_the_method() -> None:

@@ -164,6 +164,10 @@ def attach(module: nn.Module, config: Any) -> tuple[list[str], dict[str, Any]]:
     dora = config.method == "dora"
     rank, scale = config.lora_rank, config.lora_alpha / config.lora_rank
     blocks = list(module.layers)
+    if config.lora_layers and config.lora_layers > len(blocks):
+        raise ConfigInvalid(
+            f"lora_layers = {config.lora_layers} is not allowed: the model has {len(blocks)} blocks.", key="lora_layers"
+        )
     chosen = blocks[-config.lora_layers :] if config.lora_layers else blocks
     keys = set(config.lora_keys or _default_keys(blocks, dora))
     used: set[str] = set()

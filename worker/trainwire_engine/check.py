@@ -8,16 +8,17 @@ from typing import Any
 import msgspec
 
 from trainwire_engine import memory, native
-from trainwire_engine.describe import data_event
+from trainwire_engine.describe import data_event, resolved
 from trainwire_engine.estimate import estimate, sizes
 from trainwire_engine.failures import as_error
 from trainwire_engine.optimizer import Optimizer
-from trainwire_engine.prepare import load, read_data, refuse_unsupported, resolve
+from trainwire_engine.prepare import load, locate, read_data, read_tokenizer, resolve
 from trainwire_engine.reports import Reports
 from trainwire_engine.samples import samples
 from trainwire_engine.schedule import total_steps, warmup_steps
 from trainwire_engine.state import TrainState
 from trainwire_engine.step import UpdateStep
+from trainwire_engine.values import check_values, try_prompts
 from trainwire_protocol.channel import Check
 from trainwire_protocol.config import Config
 
@@ -32,13 +33,15 @@ def check(order: Check, reports: Reports) -> None:
 
 def _checked(order: Check, reports: Reports) -> dict[str, Any]:
     config = msgspec.convert(order.config, Config)
-    refuse_unsupported(config)
+    prompts = check_values(config)
     native.prepare()
     memory.configure()
-    model = load(config, order, None, reports)
-    tokenizer, train, valid, notices = read_data(config, model, None, reports.progress, reports)
+    tokenizer = read_tokenizer(locate(config, order, reports), config, None)
+    try_prompts(prompts, tokenizer)
+    model = load(config, None)
+    train, valid, notices = read_data(config, tokenizer, model, reports.progress, reports)
     state = TrainState()
-    config, rows, _ = resolve(config, state, model, tokenizer, train)
+    config, rows = resolve(config, model, train)
     total = total_steps(config, state, rows.updates_per_epoch)
     if config.warmup_steps is None:
         config = msgspec.structs.replace(config, warmup_steps=warmup_steps(total))
@@ -52,7 +55,7 @@ def _checked(order: Check, reports: Reports) -> dict[str, Any]:
     return {
         "valid": True,
         "issues": [{"path": "", "code": notice.code, "message": notice.message} for notice in notices],
-        "config": msgspec.to_builtins(config),
+        "config": resolved(config, train),
         "data": [msgspec.to_builtins(split) for split in splits],
         "total_steps": total,
         "trainable_parameters": model.trainable_parameters,

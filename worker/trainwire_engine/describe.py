@@ -52,12 +52,20 @@ def expected_padding(dataset: Dataset, config: Config, order: Order | None) -> f
     return 1 - real / computed if computed else 0.0
 
 
-def init_event(begin: Begin, course: Course, model: Model, examples: int, blas: str | None) -> Init:
+def resolved(config: Config, train: Dataset) -> dict[str, Any]:
+    """Give the config with every value resolved; `train_on` stays None where the data's files differ in it.
+
+    A resume goes by the value that was given: the validation data may be of another kind than the training data.
+    """
+    return {**msgspec.to_builtins(config), "train_on": config.train_on or train.train_on}
+
+
+def init_event(begin: Begin, course: Course, model: Model, train: Dataset, blas: str | None) -> Init:
     """Report that the run is ready to train; `config` has every value resolved."""
     config = course.config
     return Init(
         model=config.model,
-        config=msgspec.to_builtins(config),
+        config=resolved(config, train),
         training_type="sft",
         run_id=begin.run_id,
         run_name=config.run_name or "",
@@ -65,7 +73,7 @@ def init_event(begin: Begin, course: Course, model: Model, examples: int, blas: 
         total_steps=course.total_steps,
         trainable_parameters=model.trainable_parameters,
         total_parameters=model.total_parameters,
-        examples=examples,
+        examples=len(train),
         start_step=course.state.step,
         device=device_name(),
         head="chunked" if model.head == "chunked" else "full",

@@ -11,12 +11,11 @@ import msgspec
 
 from trainwire_engine import memory, native
 from trainwire_engine.batches import Order
-from trainwire_engine.boundary import Boundary, check_display
+from trainwire_engine.boundary import Boundary
 from trainwire_engine.checkpoint import Saver, put_in_order
 from trainwire_engine.data import Dataset, Notice, load_dataset
 from trainwire_engine.describe import data_event, init_event, other_environment, versions
 from trainwire_engine.failures import disk_error
-from trainwire_engine.generate import Prompt, prompt_tokens, read_prompts
 from trainwire_engine.loading import read_config, resolve_folder
 from trainwire_engine.loop import Parts
 from trainwire_engine.model import Model, load_model
@@ -31,9 +30,10 @@ from trainwire_engine.snapshot import Contents
 from trainwire_engine.state import FORMAT, DataMark, Saved, Stopwatch, TrainState
 from trainwire_engine.step import UpdateStep
 from trainwire_engine.tokenizer import Tokenizer
+from trainwire_engine.values import check_values, try_prompts
 from trainwire_protocol.channel import Begin, Check, EngineChannel, StopOrder
 from trainwire_protocol.config import Config
-from trainwire_protocol.errors import BadParams, ConfigInvalid, Unsupported
+from trainwire_protocol.errors import Unsupported
 from trainwire_protocol.folders import user_cache
 
 
@@ -80,19 +80,23 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
     reports.alive("load")
     stopwatch_start = time.perf_counter()
     given = msgspec.convert(begin.config, Config)
-    refuse_unsupported(given)
     run_dir = Path(given.run_dir or ".")
     tidy(run_dir)
     past = open_past(Path(begin.resume_from), given) if begin.resume_from else None
     watch = Watch(channel, reports, past)
     computing = native.prepare_like(past.saved.native) if past else native.prepare()
     memory.configure()
-    model = load(past.config if past else given, begin, past, reports)
+    config = past.config if past else given
+    prompts = check_values(config)
+    folder = locate(config, begin, reports)
+    tokenizer = read_tokenizer(folder, config, past)
+    try_prompts(prompts, tokenizer)
+    model = load(config, past)
     mark = model_mark(model)
     if past is not None:
         past.check_model(mark)
     watch.check()
-    tokenizer, train, valid, notices = read_data(past.config if past else given, model, past, watch, reports)
+    train, valid, notices = read_data(config, tokenizer, model, watch, reports)
     train_mark = DataMark(train.digest, len(train))
     valid_mark = DataMark(valid.digest, len(valid)) if valid is not None else None
     if past is not None:
@@ -101,7 +105,7 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
         past.adapt_position()
     reports.alive("load")
     state = past.saved.state if past else TrainState()
-    config, order, prompts = resolve(past.config if past else given, state, model, tokenizer, train)
+    config, order = resolve(config, model, train)
     if past is None or past.moves_horizon:
         state.horizon = total_steps(config, state, order.updates_per_epoch)
     if config.warmup_steps is None:
@@ -140,12 +144,6 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
     return Parts(course, train, order, step, schedule, boundary, control, reports, stopwatch, saves, model)
 
 
-def refuse_unsupported(config: Config) -> None:
-    """Raise Unsupported for a key whose capability this version does not have."""
-    if config.packing:
-        raise Unsupported("packing is not supported yet.", hint="Leave it out; batches are grouped by length.")
-
-
 def tidy(run_dir: Path) -> None:
     """Put the run folder in order after a crash; raises DiskFull or IoError."""
     try:
@@ -154,8 +152,8 @@ def tidy(run_dir: Path) -> None:
         raise disk_error(f"The run folder {run_dir} cannot be put in order", error) from error
 
 
-def load(config: Config, begin: Begin | Check, past: Past | None, reports: Reports) -> Model:
-    """Load the model; on a resume its weights come from the checkpoint, and what it started from is not needed."""
+def locate(config: Config, begin: Begin | Check, reports: Reports) -> Path:
+    """Find the model's folder, or fetch it; raises ModelLoadFailed, and Unsupported for one with code of its own."""
     if not Path(config.model).is_dir():
         reports.alive("download")
     folder = resolve_folder(config.model, config.revision)
@@ -165,52 +163,39 @@ def load(config: Config, begin: Begin | Check, past: Past | None, reports: Repor
             hint="If you trust it, start the worker with --trust-remote-code.",
         )
     reports.alive("load")
+    return folder
+
+
+def read_tokenizer(folder: Path, config: Config, past: Past | None) -> Tokenizer:
+    """Read the tokenizer; a template that tells the time gets the time of the run's first attempt."""
+    now = datetime.fromisoformat(past.saved.data_time) if past else None
+    return Tokenizer.from_folder(folder, config.chat_template, config.chat_template_args, now)
+
+
+def load(config: Config, past: Past | None) -> Model:
+    """Load the model; on a resume its weights come from the checkpoint, and what it started from is not needed."""
     return load_model(msgspec.structs.replace(config, start_from=None) if past else config)
 
 
 def read_data(
-    config: Config, model: Model, past: Past | None, watch: Callable[[str, int, int, str], None], reports: Reports
-) -> tuple[Tokenizer, Dataset, Dataset | None, list[Notice]]:
-    """Read both splits; a template that tells the time gets the time of the run's first attempt."""
+    config: Config, tokenizer: Tokenizer, model: Model, watch: Callable[[str, int, int, str], None], reports: Reports
+) -> tuple[Dataset, Dataset | None, list[Notice]]:
+    """Read both splits."""
     reports.alive("tokenize")
-    now = datetime.fromisoformat(past.saved.data_time) if past else None
-    tokenizer = Tokenizer.from_folder(model.folder, config.chat_template, config.chat_template_args, now)
     notices: list[Notice] = []
     train = load_dataset(config, tokenizer, "train", watch, model.vocab_size, notices)
     assert train is not None
-    valid = load_dataset(config, tokenizer, "valid", watch, model.vocab_size, notices)
-    return tokenizer, train, valid, notices
+    return train, load_dataset(config, tokenizer, "valid", watch, model.vocab_size, notices), notices
 
 
-def resolve(
-    config: Config, state: TrainState, model: Model, tokenizer: Tokenizer, train: Dataset
-) -> tuple[Config, Order, list[Prompt]]:
-    """Fill in what depends on model and machine, and make the order of the rows and the prompts."""
+def resolve(config: Config, model: Model, train: Dataset) -> tuple[Config, Order]:
+    """Fill in what depends on model and machine, and make the order of the rows."""
     tokens = config.micro_batch_tokens or memory.default_micro_batch_tokens(
         model.model_config, config.method, config.max_seq_length
     )
     config = msgspec.structs.replace(config, micro_batch_tokens=tokens, cache_dir=config.cache_dir or str(user_cache()))
     order = Order(len(train), config.batch_size, config.seed, config.shuffle, config.group_by_length, train.lengths)
-    return config, order, usable_prompts(config, tokenizer)
-
-
-def usable_prompts(config: Config, tokenizer: Tokenizer) -> list[Prompt]:
-    """Read the prompts and try each of them on the template; raises ConfigInvalid."""
-    prompts = read_prompts(config.prompts)
-    try:
-        check_display(config.sample_display, prompts)
-        for prompt in prompts:
-            if not prompt_tokens(tokenizer, prompt):
-                raise BadParams("A prompt is empty.")
-    except BadParams as error:
-        raise ConfigInvalid(f"prompts: {error.message}", hint=error.hint, key="prompts") from None
-    if config.generate_every and not prompts:
-        raise ConfigInvalid(
-            f"generate_every = {config.generate_every} has no effect without prompts.",
-            hint="Give prompts, or leave generate_every out.",
-            key="generate_every",
-        )
-    return prompts
+    return config, order
 
 
 def introduce(
@@ -231,7 +216,7 @@ def introduce(
         reports.send(data_event("valid", valid, course.config, None))
     for notice in notices:
         reports.log("info" if notice.code == "no_validation" else "warn", notice.code, notice.message)
-    reports.send(init_event(begin, course, model, len(train), computing.words))
+    reports.send(init_event(begin, course, model, train, computing.words))
     reports.answer(
         begin.order,
         {

@@ -27,6 +27,7 @@ def test_a_config_that_can_be_run_gives_its_resolved_values_and_its_data(config:
     assert found is not None
     assert (found["valid"], found["total_steps"], result.status) == (True, 6, 0)
     assert found["config"]["micro_batch_tokens"] > 0
+    assert found["config"]["train_on"] == "assistant"
     assert [split["split"] for split in found["data"]] == ["train"]
     assert [issue["code"] for issue in found["issues"]] == ["no_validation"]
     assert not result.of(ev.Init)

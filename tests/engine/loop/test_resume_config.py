@@ -125,8 +125,9 @@ def test_the_table_of_other_values_names_every_key() -> None:
 
 @pytest.mark.parametrize("key", FIELDS)
 def test_a_changed_key_is_treated_by_its_class(tmp_path: Path, key: str) -> None:
-    folder = checkpoint(tmp_path / "checkpoint-000003", given())
-    change = {key: OTHER_VALUES[key]}
+    hub = {"model": "org/one"} if key == "revision" else {}
+    folder = checkpoint(tmp_path / "checkpoint-000003", given(**hub))
+    change = {**hub, key: OTHER_VALUES[key]}
     kind = ON_RESUME[key]
     if key in JUDGED_BY_CONTENT:
         # The folder may be called anything: what it holds is compared once it is loaded.

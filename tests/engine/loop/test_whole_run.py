@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tiny import tiny_model
 
 from trainwire_protocol import channel as ch
 from trainwire_protocol import events as ev
+from trainwire_protocol.config import FIELDS, computed_default
 from trainwire_protocol.rundir import defect, list_checkpoints, read_manifest
 
 
@@ -208,6 +210,47 @@ def test_best_worst_shows_the_two_extremes_of_the_references(
     shown = result.of(ev.Generation)
     assert [g.index for g in shown][1] == 1
     assert shown[0].loss < shown[1].loss
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"packing": True},
+        {"optimizer_args": {"beta": 1}},
+        {"optimizer_args": {"eps": -1}},
+        {"prompts": "missing.txt"},
+        {"generate_every": 3},
+        {"prompts": ["a"], "sample_display": "best_worst"},
+        {"chat_template": "missing.jinja"},
+        {"chat_template": "{{ messages"},
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_told_before_the_model_is_loaded_and_the_data_is_read(
+    config: dict[str, Any], base: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    bare = shutil.copytree(base / "model", tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    wrong = {**config, "model": str(bare), "data": "missing.jsonl"}
+    assert play(wrong, base).one(ch.Failed).code == "model_load_failed"
+    failed = play({**wrong, **change}, base).one(ch.Failed)
+    assert failed.code == ("unsupported" if "packing" in change else "config_invalid")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({}, "assistant"), ({"train_on": "last"}, "last"), ({"data": "text.jsonl"}, "all"), ({"data": "both"}, None)],
+)
+def test_init_tells_what_is_trained(
+    config: dict[str, Any], base: Path, tmp_path: Path, change: dict[str, Any], told: str | None
+) -> None:
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"text": "a text"}\n')
+    data = {"text.jsonl": str(text), "both": [config["data"], str(text)]}
+    result = play({**config, **change, "data": data.get(change.get("data", ""), config["data"])}, base)
+    init = result.one(ev.Init)
+    assert init.config["train_on"] == told
+    computed = {key for key in FIELDS if computed_default(key)} - {"train_on", "lora_layers", "lora_keys"}
+    assert [key for key in computed if init.config[key] is None] == []
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,12 @@ def test_keys_and_layers_choose_where_adapters_go(config: Callable[..., Config])
     assert model.head == "chunked"
 
 
+def test_adapters_on_more_blocks_than_there_are_are_refused(config: Callable[..., Config]) -> None:
+    assert load_model(config(lora_layers=2)).adapter_config()["num_layers"] == 2
+    with pytest.raises(ConfigInvalid, match="lora_layers = 3 is not allowed: the model has 2 blocks"):
+        load_model(config(lora_layers=3))
+
+
 def test_a_key_that_fits_no_layer_is_named_with_those_that_there_are(config: Callable[..., Config]) -> None:
     with pytest.raises(ConfigInvalid, match="'q_proj'") as caught:
         load_model(config(lora_keys=["q_proj"]))
