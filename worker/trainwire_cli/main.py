@@ -16,6 +16,7 @@ COMMANDS = {
     "plot": "draw the curves of one or several runs",
     "report": "write a run as one HTML page",
     "generate": "let a checkpoint's model answer, once or in a chat",
+    "track": "feed TensorBoard or another tracker with a run, while it lives or afterwards",
     "export": "write a checkpoint in a form that mlx-lm, peft or transformers loads",
     "config": "print the documented default config file",
     "schema": "print the JSON Schema of the protocol and the config",

@@ -17,6 +17,7 @@ from .prepare import Prepared, prepare
 from .reports import Reports
 from .request import Request, request_from_arguments, request_from_command
 from .state import RunState
+from .trackers import start_trackers
 
 
 class Beginning:
@@ -91,7 +92,11 @@ class Beginning:
         state.emitter.log = prepared.log
         state.attempt = prepared.attempt - 1
         state.control_path = state.listen()
+        first_seq = prepared.log.last_seq + 1
         self._say_attempt(prepared.resume_from)
+        start_trackers(
+            state.options.tracker, prepared.lock.path.parent, first_seq, state.timers.after, self._tell_tracker
+        )
         start = state.desk.cause(state.begin_order)
         if start is not None and start.connection is not None:
             request = prepared.request
@@ -107,6 +112,10 @@ class Beginning:
         for path, problem in prepared.passed_over:
             state.log("warn", f"The checkpoint {path} is passed over: {problem}.", "checkpoint_broken", path=str(path))
         state.describe_lock()
+
+    def _tell_tracker(self, name: str, output: str, status: int) -> None:
+        message = f"The tracker {name} has left with exit code {status}; {output} has its last words."
+        self._state.log("warn", message, "tracker_failed", tracker=name, status=status)
 
     def _say_attempt(self, resume_from: CheckpointInfo | None) -> None:
         state = self._state

@@ -7,6 +7,8 @@ from typing import NoReturn
 
 from trainwire_protocol.codec import MAX_LINE_OUT, MIN_LINE_OUT
 
+from .trackers import problem_with
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -27,6 +29,7 @@ class Options:
     engine: str = "mlx"
     script: Path | None = None
     restarts: int = 0
+    tracker: list[str] = field(default_factory=list)
     heartbeat: float = 5.0
     max_line: int = MAX_LINE_OUT
     backpressure: str = "drop"
@@ -93,6 +96,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("--engine", choices=("mlx", "fake"), default="mlx", help="fake acts out a script, without MLX")
     add("--script", type=Path, metavar="FILE", help="script of the fake engine")
     add("--restarts", type=_count, default=0, metavar="N", help="restart a dead engine from its checkpoint N times")
+    add("--tracker", action="append", metavar="NAME", help="tensorboard, wandb or package.module:Class; repeatable")
     add("--heartbeat", type=_seconds, default=5.0, metavar="S", help="seconds of silence before a heartbeat; 0: none")
     add("--max-line", type=_line_bytes, default=MAX_LINE_OUT, metavar="BYTES", help="longest printed line")
     add("--backpressure", choices=("drop", "block"), default="drop", help="block: wait for the reader of stdout")
@@ -127,6 +131,10 @@ def parse(arguments: list[str], environment: dict[str, str]) -> Options:
         refuse("--script needs --engine fake")
     if values["script"] is not None and not values["script"].is_file():
         refuse(f"--script: there is no file {values['script']}")
+    values["tracker"] = list(dict.fromkeys(values["tracker"] or []))
+    for name in values["tracker"]:
+        if problem := problem_with(name):
+            refuse(f"--tracker: {problem}")
     for key in ("script", "root"):
         if values[key] is not None:
             values[key] = values[key].absolute()

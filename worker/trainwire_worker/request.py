@@ -100,6 +100,8 @@ def _same_options(options: Options, linger: bool) -> list[str]:
         words += ["--engine", options.engine]
     if options.script is not None:
         words += ["--script", str(options.script)]
+    for name in options.tracker:
+        words += ["--tracker", name]
     flags = {"offline": options.offline, "trust-remote-code": options.trust_remote_code, "linger": linger}
     return words + [f"--{name}" for name, on in flags.items() if on]
 
