@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from trainwire_engine.shapes import Shapes, policy
+
 MEGABATCH_UPDATES = 50
 """Updates whose rows `group_by_length` sorts together: enough to find rows alike, few enough to stay random."""
-
-PASS_COST = 64
-"""Padded tokens that one more forward and backward pass is worth, measured on a CPU with 2 million weights."""
 
 _MASK = 2**64 - 1
 
@@ -99,7 +98,8 @@ class MicroBatch:
 
     `tokens` int32 [rows, length] are the inputs, padded right; `positions` int32 [P] index the flattened
     [rows * length] hidden states whose next token is trained, `targets` int32 [P] are those tokens, `weights`
-    float32 [P] are 1, or 0 for padding. `rows` are dataset indices, `real_tokens` the inputs that are no padding.
+    float32 [P] are 1, or 0 for padding. `rows` are dataset indices; `tokens` may have rows of padding after theirs.
+    `real_tokens` are the inputs that are no padding.
     """
 
     tokens: np.ndarray
@@ -110,48 +110,32 @@ class MicroBatch:
     real_tokens: int
 
 
-def plan(dataset: Any, rows: Sequence[int], micro_batch_tokens: int, pass_cost: int = PASS_COST) -> list[MicroBatch]:
+def plan(dataset: Any, rows: Sequence[int], micro_batch_tokens: int, shapes: Shapes | None = None) -> list[MicroBatch]:
     """Cut the rows of an update into micro-batches of at most `micro_batch_tokens` padded tokens.
 
-    Rows are sorted by length, lengths rounded up to a grid, and cut where that costs least: the sum of the padded
-    tokens and of `pass_cost` for each micro-batch. A row longer than the budget goes alone. Inputs after the last
-    trained position change nothing and are left out; a row without any is left out whole.
+    Rows are sorted by length and cut where the device's policy of shapes says that it costs least. A row longer than
+    the budget goes alone. Inputs after the last trained position change nothing and are left out; a row without any
+    is left out whole.
     """
-    examples = []
-    for row in rows:
-        trained = np.flatnonzero(dataset.mask(row))
-        if len(trained):
-            examples.append((int(trained[-1]), row, trained))
-    examples.sort(key=lambda example: (-example[0], example[1]))
-    lengths = [round_up(size, length_step(size)) for size, _, _ in examples]
+    shapes = shapes or policy()
+    examples = _sorted_examples(dataset, rows)
+    lengths = [shapes.length(size) for size, _, _ in examples]
     return [
-        _pad(dataset, examples[start:end], lengths[start])
-        for start, end in cheapest_cuts(lengths, micro_batch_tokens, pass_cost)
+        _pad(dataset, examples[start:end], lengths[start], micro_batch_tokens, shapes)
+        for start, end in shapes.cuts(lengths, micro_batch_tokens)
     ]
 
 
-def cheapest_cuts(lengths: Sequence[int], budget: int, pass_cost: int = PASS_COST) -> list[tuple[int, int]]:
-    """Cut falling lengths into spans of least cost, each padded to its first length and within the budget."""
-    best = [0] * (len(lengths) + 1)
-    start_of = [0] * (len(lengths) + 1)
-    for end in range(1, len(lengths) + 1):
-        costs = []
-        for start in range(end - 1, -1, -1):
-            padded = lengths[start] * (end - start)
-            if padded > budget and start < end - 1:
-                break
-            costs.append((best[start] + padded + pass_cost, start))
-        best[end], start_of[end] = min(costs)
-    spans = []
-    end = len(lengths)
-    while end:
-        spans.append((start_of[end], end))
-        end = start_of[end]
-    return spans[::-1]
+def single(dataset: Any, rows: Sequence[int], shapes: Shapes | None = None) -> MicroBatch:
+    """Put rows into one micro-batch, whatever its size; each must have a trained token."""
+    shapes = shapes or policy()
+    examples = _sorted_examples(dataset, rows)
+    return _pad(dataset, examples, shapes.length(examples[0][0]), 0, shapes)
 
 
 def split(batch: MicroBatch, parts: int) -> list[MicroBatch]:
-    """Cut a micro-batch by its rows into at most so many, each no longer than its longest row needs."""
+    """Cut a micro-batch without rows of padding into at most so many, each no longer than its longest row needs."""
+    shapes = policy()
     rows, length = batch.tokens.shape
     trained = batch.weights > 0
     positions, targets = batch.positions[trained], batch.targets[trained]
@@ -160,26 +144,29 @@ def split(batch: MicroBatch, parts: int) -> list[MicroBatch]:
     np.maximum.at(last, owner, positions % length + 1)
     pieces = []
     for part in np.array_split(np.arange(rows), min(parts, rows)):
-        width = min(length, round_up(int(last[part].max()), length_step(int(last[part].max()))))
+        width = min(length, shapes.length(int(last[part].max())))
         mine = (owner >= part[0]) & (owner <= part[-1])
         at = (owner[mine] - part[0]) * width + positions[mine] % length
         real = int(last[part].sum())
-        pieces.append(_micro_batch(batch.tokens[part, :width], at, targets[mine], [batch.rows[i] for i in part], real))
+        own = [batch.rows[i] for i in part]
+        pieces.append(_micro_batch(batch.tokens[part, :width], at, targets[mine], own, real, shapes))
     return pieces
 
 
-def round_up(value: int, step: int) -> int:
-    """The smallest multiple of `step` that is not below `value`."""
-    return -(-value // step) * step
+def _sorted_examples(dataset: Any, rows: Sequence[int]) -> list[tuple[int, int, np.ndarray]]:
+    """Inputs, row number and trained positions of the rows that have any, the longest first."""
+    examples = []
+    for row in rows:
+        trained = np.flatnonzero(dataset.mask(row))
+        if len(trained):
+            examples.append((int(trained[-1]), row, trained))
+    return sorted(examples, key=lambda example: (-example[0], example[1]))
 
 
-def length_step(length: int) -> int:
-    """The grid of padded lengths: steps of 32, from 512 on an eighth of the length's power of two."""
-    return max(32, 2 ** ((length - 1).bit_length() - 4)) if length > 1 else 32
-
-
-def _pad(dataset: Any, examples: Sequence[tuple[int, int, np.ndarray]], length: int) -> MicroBatch:
-    tokens = np.zeros((len(examples), length), np.int32)
+def _pad(
+    dataset: Any, examples: Sequence[tuple[int, int, np.ndarray]], length: int, budget: int, shapes: Shapes
+) -> MicroBatch:
+    tokens = np.zeros((shapes.rows(len(examples), length, budget), length), np.int32)
     positions, targets = [], []
     for index, (size, row, trained) in enumerate(examples):
         ids = dataset.tokens(row)
@@ -188,13 +175,18 @@ def _pad(dataset: Any, examples: Sequence[tuple[int, int, np.ndarray]], length: 
         targets.append(ids[trained])
     rows = [row for _, row, _ in examples]
     real = sum(size for size, _, _ in examples)
-    return _micro_batch(tokens, np.concatenate(positions), np.concatenate(targets), rows, real)
+    return _micro_batch(tokens, np.concatenate(positions), np.concatenate(targets), rows, real, shapes)
 
 
 def _micro_batch(
-    tokens: np.ndarray, positions: np.ndarray, targets: np.ndarray, rows: Sequence[int], real_tokens: int
+    tokens: np.ndarray,
+    positions: np.ndarray,
+    targets: np.ndarray,
+    rows: Sequence[int],
+    real_tokens: int,
+    shapes: Shapes,
 ) -> MicroBatch:
-    padded = (0, -len(positions) % 64)
+    padded = (0, shapes.positions(len(positions), tokens.size) - len(positions))
     weights = np.pad(np.ones(len(positions), np.float32), padded)
     at, wanted = np.pad(positions, padded).astype(np.int32), np.pad(targets, padded).astype(np.int32)
     return MicroBatch(tokens, at, wanted, weights, tuple(rows), real_tokens)

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from trainwire_engine import memory
-from trainwire_engine.batches import MicroBatch, Order, plan
+from trainwire_engine.batches import MicroBatch, Order, plan, single
 from trainwire_engine.model import Model
 from trainwire_engine.step import UpdateStep
 from trainwire_protocol.config import Config
@@ -160,8 +160,7 @@ def _part(batches: Sequence[MicroBatch], rows: int, length: int, vocabulary: int
     """Make up a micro-batch of a shape, with the share of trained positions of the largest one."""
     largest = max(batches, key=lambda batch: batch.tokens.size)
     share = float(largest.weights.sum()) / largest.tokens.size
-    (batch,) = plan(_MadeUpRows(length, round(length * share), vocabulary), range(rows), rows * length)
-    return batch
+    return single(_MadeUpRows(length, round(length * share), vocabulary), range(rows))
 
 
 def _measure(step: UpdateStep, batches: Sequence[MicroBatch]) -> tuple[int, float]:

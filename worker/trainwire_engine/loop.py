@@ -20,7 +20,6 @@ from trainwire_engine.schedule import Course
 from trainwire_engine.state import Stopwatch, TrainState
 from trainwire_engine.step import UpdateStep
 from trainwire_protocol.errors import NonFinite
-from trainwire_protocol.events import Activity
 
 _PACE_UPDATES = 50
 
@@ -56,7 +55,6 @@ def train(parts: Parts) -> Reason | None:
     state, updates_per_epoch = course.state, course.updates_per_epoch
     pace = Pace(state)
     begun = 0
-    activity: Activity = "compile"
     while boundary.do_due(control.interrupted):
         if state.epoch_update >= updates_per_epoch:
             end_epoch(parts)
@@ -71,9 +69,7 @@ def train(parts: Parts) -> Reason | None:
         if begun != state.epoch:
             begun = state.epoch
             reports.epoch_start(begun, course.total_epochs, updates_per_epoch)
-        reports.alive(activity)
         measured, rows = update(parts)
-        activity = "train"
         state.count(measured.loss, measured.tokens, skipped=measured.skipped)
         parts.stopwatch.lap()
         reports.updated(
@@ -99,6 +95,7 @@ def update(parts: Parts) -> tuple[Measured, list[int]]:
     rows = parts.order.rows(state.epoch - 1, state.epoch_update)
     micro_batches = plan(parts.dataset, rows, config.micro_batch_tokens or 0)
     ready = time.perf_counter()
+    parts.reports.alive("compile" if parts.step.compiles(micro_batches) else "train")
     rate = parts.schedule.learning_rate(state.step, config.learning_rate or 0.0)
     result = parts.step(
         micro_batches, step=state.step + 1, learning_rate=rate, max_grad_norm=config.max_grad_norm or None

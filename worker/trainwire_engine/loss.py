@@ -19,6 +19,7 @@ from trainwire_engine.cpu_weights import dense
 from trainwire_engine.fastmath import exp_below_zero, logsumexp, on_cpu
 from trainwire_engine.head import Head
 from trainwire_engine.model import Arrays, Model
+from trainwire_engine.shapes import policy
 
 Project = Callable[[mx.array, Arrays], mx.array]
 
@@ -104,11 +105,6 @@ def _correct(logits: mx.array, targets: mx.array, weights: mx.array) -> mx.array
     return mx.sum((mx.argmax(logits, axis=-1) == targets) * weights)
 
 
-def chunk_rows(vocabulary: int, positions: int) -> int:
-    """Positions of one chunk: their float32 logits take about 32 MB, never fewer than 64 of them."""
-    return min(positions, max(64, 2**23 // vocabulary // 64 * 64))
-
-
 def head_projection(split: Head) -> Project:
     """Make the head a function of its trained weights, given by their names below the head's layer."""
     if on_cpu() and isinstance(split.layer, nn.QuantizedLinear | nn.QuantizedEmbedding):
@@ -149,7 +145,7 @@ def micro_batch_sums(
         return cross_entropy(logits.reshape(-1, logits.shape[-1])[positions], targets, weights, smoothing)
     hidden = model.split.hidden(tokens)
     hidden = hidden.reshape(-1, hidden.shape[-1])[positions]
-    chunk = chunk_rows(model.vocab_size, hidden.shape[0])
+    chunk = policy().chunk(model.vocab_size, hidden.shape[0])
     project = head_projection(model.split)
     prefix = f"{model.split.prefix}."
     head = {

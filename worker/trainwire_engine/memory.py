@@ -62,20 +62,24 @@ def available() -> int:
 
 
 def bytes_per_token(model_config: dict[str, Any]) -> int:
-    """What the backward pass needs of a token in float32: about 34 activations of the hidden width and 6 of the
-    feed-forward width per block."""
+    """What the backward pass keeps of a token. On a CPU, in float32, about 34 activations of the hidden width and 6
+    of the feed-forward width per block; on a GPU, in 16 bits and with fused kernels, 20 and 5."""
     text = {**model_config, **model_config.get("text_config", {})}
     width = int(text.get("hidden_size", 1024))
     layers = int(text.get("num_hidden_layers", 24))
     inner = int(text.get("intermediate_size", 4 * width))
-    return layers * (34 * width + 6 * inner) * 4
+    if mx.default_device() == mx.cpu:
+        return layers * (34 * width + 6 * inner) * 4
+    return layers * (20 * width + 5 * inner) * 2
 
 
 def default_micro_batch_tokens(model_config: dict[str, Any], method: str, max_seq_length: int) -> int:
     """Padded tokens of one micro-batch from the model and the device's total memory, a power of two.
 
-    A quarter of the memory may go to activations. The CPU gains nothing above 2,048, GPUs above 16,384.
+    A quarter of a machine's memory may go to activations, half of a CUDA card's, which holds nothing else. The CPU
+    gains nothing above 2,048; an H200 trains Qwen3 0.6B at 72,000 tokens/s with 8,192 and at 82,500 with 16,384.
     """
     most = 2048 if mx.default_device() == mx.cpu else 16384
-    fits = max(256, total_memory() // 4 // bytes_per_token(model_config))
+    share = 2 if mx.default_device() != mx.cpu and not mx.metal.is_available() else 4
+    fits = max(256, total_memory() // share // bytes_per_token(model_config))
     return min(most, 1 << (fits.bit_length() - 1))

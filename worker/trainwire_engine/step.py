@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from trainwire_engine.adapters import set_dropout_keys
 from trainwire_engine.batches import MicroBatch, mix
+from trainwire_engine.fastmath import on_cpu
 from trainwire_engine.lanes import Lanes
 from trainwire_engine.loss import micro_batch_sums
 from trainwire_engine.model import Arrays, Model
@@ -48,6 +49,7 @@ class UpdateStep:
         self._smoothing: float = config.label_smoothing
         self._max_value: float | None = config.max_grad_value
         self._traced = False
+        self._met: set[tuple[int, ...]] = set()
         self.lanes = Lanes(model.total_parameters)
         self._sums = compiled(self._trace_sums)
         self._finish = compiled(self._trace_finish)
@@ -74,6 +76,14 @@ class UpdateStep:
         self.state, self._traced = state, False
         mean, guessed, norm, finite = measured.tolist()
         return UpdateResult(mean, tokens, round(guessed), norm, skipped=not finite)
+
+    def compiles(self, micro_batches: Sequence[MicroBatch]) -> bool:
+        """Tell whether an update will trace or compile: the first one, and on a GPU one with a shape not met yet."""
+        met = bool(self._met) and (
+            on_cpu() or all(batch.tokens.shape + batch.positions.shape in self._met for batch in micro_batches)
+        )
+        self._met |= {batch.tokens.shape + batch.positions.shape for batch in micro_batches}
+        return not met
 
     def sums(self, micro_batches: Sequence[MicroBatch], step: int) -> Any:
         """Give ((loss sum, correct), gradient sums), lazy: the passes of an update, without the rest of it."""

@@ -8,18 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import RandomRows
 
-from trainwire_engine.batches import (
-    PASS_COST,
-    MicroBatch,
-    Order,
-    cheapest_cuts,
-    length_step,
-    mix,
-    permutation,
-    plan,
-    round_up,
-    split,
-)
+from trainwire_engine.batches import MicroBatch, Order, mix, permutation, plan, single, split
 
 
 def test_the_permutation_is_the_documented_one() -> None:
@@ -86,26 +75,6 @@ def test_an_update_outside_the_epoch_is_an_error() -> None:
         Order(10, 4, seed=0).rows(0, 3)
 
 
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), budget=st.integers(16, 600), count=st.integers(1, 12))
-def test_a_plan_holds_every_trained_token_once_under_the_budget(seed: int, budget: int, count: int) -> None:
-    rows = RandomRows(count, shortest=2, longest=90, seed=seed)
-    batches = plan(rows, list(range(count)), budget)
-    seen = []
-    for batch in batches:
-        assert batch.tokens.shape[0] == 1 or batch.tokens.size <= budget
-        assert batch.tokens.dtype == batch.positions.dtype == batch.targets.dtype == np.int32
-        for position, target, weight in zip(batch.positions, batch.targets, batch.weights):
-            if weight:
-                line, column = divmod(int(position), batch.tokens.shape[1])
-                seen.append((batch.rows[line], column + 1, int(target)))
-                assert rows.tokens(batch.rows[line])[: column + 1].tolist() == batch.tokens[line, : column + 1].tolist()
-    expected = [
-        (row, int(at), int(rows.tokens(row)[at])) for row in range(count) for at in np.flatnonzero(rows.mask(row))
-    ]
-    assert sorted(seen) == sorted(expected)
-
-
 def test_inputs_after_the_last_trained_token_are_left_out() -> None:
     rows = RandomRows(1, shortest=80, longest=80)
     rows.mask(0)[:] = False
@@ -119,7 +88,7 @@ def test_inputs_after_the_last_trained_token_are_left_out() -> None:
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 9), parts=st.integers(1, 4))
 def test_a_micro_batch_can_be_cut_by_its_rows(seed: int, count: int, parts: int) -> None:
     rows = RandomRows(count, shortest=2, longest=90, seed=seed)
-    (whole,) = plan(rows, list(range(count)), 10**6, pass_cost=10**6)
+    whole = single(rows, list(range(count)))
     pieces = split(whole, parts)
     assert len(pieces) == min(parts, count)
     assert [row for piece in pieces for row in piece.rows] == list(whole.rows)
@@ -135,31 +104,3 @@ def test_a_micro_batch_can_be_cut_by_its_rows(seed: int, count: int, parts: int)
         for row, line in zip(piece.rows, piece.tokens):
             end = int(np.flatnonzero(rows.mask(row))[-1])
             assert line[:end].tolist() == rows.tokens(row)[:end].tolist()
-
-
-def test_lengths_fall_on_a_grid_of_few_values() -> None:
-    padded = {round_up(length, length_step(length)) for length in range(1, 32769)}
-    assert len(padded) <= 64
-    assert all(round_up(n, length_step(n)) <= max(32, n * 1.125 + 32) for n in range(1, 32769))
-    assert 2048 in padded
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=7), st.integers(64, 1200))
-def test_micro_batches_are_cut_where_it_costs_least(lengths: list[int], budget: int) -> None:
-    lengths = sorted(lengths, reverse=True)
-
-    def cost(cuts: list[tuple[int, int]]) -> int:
-        return sum(lengths[start] * (end - start) + PASS_COST for start, end in cuts)
-
-    def ways(start: int) -> list[list[tuple[int, int]]]:
-        if start == len(lengths):
-            return [[]]
-        ends = [
-            e for e in range(start + 1, len(lengths) + 1) if e == start + 1 or lengths[start] * (e - start) <= budget
-        ]
-        return [[(start, end), *rest] for end in ends for rest in ways(end)]
-
-    cuts = cheapest_cuts(lengths, budget)
-    assert cuts in ways(0)
-    assert cost(cuts) == min(map(cost, ways(0)))

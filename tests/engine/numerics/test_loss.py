@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 
 from trainwire_engine.adapters import LoRALinear
 from trainwire_engine.head import Head
-from trainwire_engine.loss import chunk_rows, chunked_cross_entropy, cross_entropy, head_projection
+from trainwire_engine.loss import chunked_cross_entropy, cross_entropy, head_projection
 
 WORDS, WIDTH, POSITIONS = 96, 32, 50
 
@@ -136,10 +136,3 @@ def test_the_peak_is_that_of_one_chunk(trained: bool) -> None:
     assert peak_of(plain) > 2 * whole
     # The CPU backend runs about ten operations ahead, each with a buffer of a chunk; a trained head adds two sums.
     assert peak_of(chunked) < 14 * one_chunk + (2 * words * width * 4 if trained else 0)
-
-
-def test_a_chunk_has_32_megabytes_of_logits_and_64_positions_at_least() -> None:
-    assert chunk_rows(512, 100) == 100
-    assert chunk_rows(32768, 4096) == 256
-    assert chunk_rows(151936, 4096) == 64
-    assert chunk_rows(262144, 4096) == 64

@@ -36,6 +36,17 @@ def test_the_default_is_a_power_of_two_from_model_and_device(monkeypatch: pytest
     assert tokens(2**20, **large) == 256
 
 
+def test_a_card_of_80_gigabytes_takes_16384_tokens_of_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    qwen3_0_6b = tiny_config(hidden_size=1024, num_hidden_layers=28, intermediate_size=3072)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    found = []
+    for size in (8, 24, 80, 140):
+        monkeypatch.setattr(memory, "total_memory", lambda size=size: size * 2**30)
+        found.append(memory.default_micro_batch_tokens(qwen3_0_6b, "lora", 2048))
+    assert found == [2048, 4096, 16384, 16384]
+
+
 def test_a_model_wrapped_in_another_is_measured_by_its_text_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "total_memory", lambda: 16 * 2**30)
     text = tiny_config(hidden_size=4096, num_hidden_layers=36, intermediate_size=12288)

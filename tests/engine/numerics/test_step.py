@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from trainwire_engine import native
 from trainwire_engine.batches import MicroBatch, plan
 from trainwire_engine.model import Model, load_model
 from trainwire_engine.optimizer import Optimizer
+from trainwire_engine.shapes import CPU
 from trainwire_engine.step import EvaluateSums, UpdateResult, UpdateStep
 from trainwire_protocol.config import Config
 
 ROWS = RandomRows(16)
 EIGHT = list(range(8))
+ONE_PASS = replace(CPU, pass_cost=10**6)
 
 
 def make(config: Config) -> tuple[Model, UpdateStep]:
@@ -51,7 +54,7 @@ def test_every_split_gives_one_loss_norm_and_weights(
         model, step = make(config(model=folder, method=method, optimizer="sgd"))
         results = []
         for number in range(3):
-            batches = [batch for rows in split for batch in plan(ROWS, rows, 4096, pass_cost=10**6)]
+            batches = [batch for rows in split for batch in plan(ROWS, rows, 4096, ONE_PASS)]
             assert len(batches) == len(split)
             results.append(update(step, batches, number))
         outcomes.append((results, {name: np.array(value) for name, value in model.trainable.items()}))
@@ -97,7 +100,7 @@ def test_lanes_change_no_number(
     for worth in (2**60, 1):
         monkeypatch.setattr(engine_lanes, "WORTH", worth)
         model, step = make(config(model=tiny(family), method="full", optimizer="sgd"))
-        batches = plan(ROWS, EIGHT, 4096, pass_cost=10**6)
+        batches = plan(ROWS, EIGHT, 4096, ONE_PASS)
         spread, lane_of = step.lanes.spread(batches)
         assert len(set(lane_of)) == (1 if worth > 1 else min(native.cores(), 8))
         assert len(spread) == len(set(lane_of))

@@ -1,0 +1,110 @@
+"""Which shapes micro-batches may have: decided once, by what a pass and a new shape cost on the device.
+
+A micro-batch is rows × length, with some of its positions trained. Padding computes nothing of use; a pass has a
+cost of its own, whatever its size; and a compiled step is traced again for every new shape.
+
+- CPU: the step is not compiled, so there may be any number of shapes. Lengths go up in steps of 32, from 512 on in
+  eighths of a power of two, trained positions in steps of 64, rows are as many as there are. A pass more costs as
+  much as 64 padded tokens (measured with 2 million weights).
+- CUDA: tracing a shape costs 0.4–0.6 s with warm kernels, and a pass 30 to 40 ms beside its tokens, as much as
+  3,072 of them (H200, Qwen3 0.6B, LoRA: 8 × 1,024 in 114 ms, 16 × 1,024 in 199 ms). So lengths are powers of two
+  from 256 on, rows are powers of two, a micro-batch is filled up to a quarter of `micro_batch_tokens`, and half or
+  all of its positions are trained. Chat rows of mixed lengths make 7 shapes in updates of 8, 10 in updates of 16.
+- Metal: nothing is measured yet. Tracing is as dear as on CUDA but computing is slower, so padding weighs more:
+  lengths in quarters and rows in halves of a power of two, positions in quarters.
+
+The head runs over chunks of positions. On a CPU 32 MB of logits stay near the cache; on a GPU every chunk adds to
+the graph, and products of 4,096 positions use the card: as many as fit into a 48th of its memory, at most 4,096.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from trainwire_engine import memory
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """A policy. Lengths, rows and positions are rounded up to grids of `step`, wider where a power of two divided
+    by its `parts` is more.
+
+    `filled` is the share of the budget, as 1 / filled, that rows of padding fill at least (0: none); `pass_cost` is
+    in padded tokens; `chunk_bytes` is what the float32 logits of a chunk of the head may take.
+    """
+
+    length_step: int
+    length_parts: int
+    row_parts: int
+    position_parts: int
+    filled: int
+    pass_cost: int
+    chunk_bytes: int
+    chunk_most: int = 2**20
+
+    def length(self, length: int) -> int:
+        """The padded length of a row."""
+        return _up(length, self.length_step, self.length_parts)
+
+    def rows(self, rows: int, length: int, budget: int) -> int:
+        """The padded number of rows of a micro-batch of a padded length."""
+        least = budget // self.filled // length if self.filled else 1
+        return max(_up(rows, 1, self.row_parts), least)
+
+    def positions(self, trained: int, area: int) -> int:
+        """The padded number of trained positions in a micro-batch of so many positions."""
+        step = max(64, area // self.position_parts if self.position_parts else 0)
+        return -(-trained // step) * step
+
+    def chunk(self, vocabulary: int, positions: int) -> int:
+        """Positions of one chunk of the head: a power of two, never below 64 if there are as many."""
+        fitting = max(64, self.chunk_bytes // 4 // vocabulary)
+        return min(positions, self.chunk_most, 1 << (fitting.bit_length() - 1))
+
+    def cuts(self, lengths: Sequence[int], budget: int) -> list[tuple[int, int]]:
+        """Cut falling padded lengths into spans of least cost, each padded to its first length.
+
+        The cost is the sum of the padded tokens and of `pass_cost` for each span; a span stays within the budget
+        unless it is a single row.
+        """
+        best = [0] * (len(lengths) + 1)
+        start_of = [0] * (len(lengths) + 1)
+        for end in range(1, len(lengths) + 1):
+            costs = []
+            for start in range(end - 1, -1, -1):
+                padded = lengths[start] * self.rows(end - start, lengths[start], budget)
+                if padded > budget and start < end - 1:
+                    break
+                costs.append((best[start] + padded + self.pass_cost, start))
+            best[end], start_of[end] = min(costs)
+        spans = []
+        end = len(lengths)
+        while end:
+            spans.append((start_of[end], end))
+            end = start_of[end]
+        return spans[::-1]
+
+
+CPU = Shapes(32, 8, 2**20, 0, filled=0, pass_cost=64, chunk_bytes=2**25)
+CUDA = Shapes(256, 1, 1, 2, filled=4, pass_cost=3072, chunk_bytes=0, chunk_most=4096)
+METAL = Shapes(64, 4, 2, 4, filled=0, pass_cost=256, chunk_bytes=0, chunk_most=4096)
+
+
+@functools.cache
+def policy() -> Shapes:
+    """The policy of this process's device."""
+    if mx.default_device() == mx.cpu:
+        return CPU
+    kind = METAL if mx.metal.is_available() else CUDA
+    return replace(kind, chunk_bytes=memory.total_memory() // 48)
+
+
+def _up(value: int, step: int, parts: int) -> int:
+    """Round up to a multiple of `step`, or of the power of two below `value` divided by `parts` if that is more."""
+    below = 1 << max(0, (value - 1).bit_length() - 1)
+    step = max(step, below // parts)
+    return -(-value // step) * step
