@@ -149,7 +149,7 @@ class Pty:
 
 def test_on_a_terminal_a_person_sees_a_bar_and_stdout_stays_pure(run: Spawn) -> None:
     pty = Pty()
-    worker = run(stderr=pty.slave, stdin=subprocess.DEVNULL, config={"max_steps": 20})
+    worker = run("--progress", "on", stderr=pty.slave, stdin=subprocess.DEVNULL, config={"max_steps": 20})
     seen = pty.read(lambda text: "completed" in text)
     worker.finish()
     assert "20/20" in seen
@@ -160,11 +160,48 @@ def test_on_a_terminal_a_person_sees_a_bar_and_stdout_stays_pure(run: Spawn) -> 
 def test_what_the_engine_prints_stands_above_the_bar_in_whole_lines(run: Spawn) -> None:
     pty = Pty()
     acts = [{"do": "print", "step": step, "text": f"warning number {step}"} for step in (5, 6, 7)]
-    worker = run(stderr=pty.slave, stdin=subprocess.DEVNULL, script={"acts": acts, "step_ms": 30})
+    script = {"acts": acts, "step_ms": 30}
+    worker = run("--progress", "on", stderr=pty.slave, stdin=subprocess.DEVNULL, script=script)
     seen = pty.read(lambda text: "completed at" in text)
     worker.finish()
     for step in (5, 6, 7):
         assert f"warning number {step}\r\n" in seen
+    pty.close()
+
+
+def test_a_person_who_types_run_sees_the_bar_and_no_lines_on_the_terminal_that_has_both(run: Spawn) -> None:
+    pty = Pty()
+    run(stdout=pty.slave, stderr=pty.slave, stdin=subprocess.DEVNULL, config={"max_steps": 20})
+    seen = pty.read(lambda text: "completed at step 20" in text)
+    assert "20/20" in seen
+    assert '"type"' not in seen
+    pty.close()
+
+
+@pytest.mark.parametrize("words", [["--progress", "off"], ["--progress", "on"]], ids=["off", "on"])
+def test_who_says_how_the_progress_is_shown_gets_the_lines_on_that_terminal_too(run: Spawn, words: list[str]) -> None:
+    pty = Pty()
+    run(*words, stdout=pty.slave, stderr=pty.slave, stdin=subprocess.DEVNULL, config={"max_steps": 20})
+    seen = pty.read(lambda text: '"type":"end"' in text)
+    assert ("20/20" in seen) is (words[1] == "on")
+    pty.close()
+
+
+def test_where_lines_go_through_a_pipe_no_bar_is_drawn_over_what_reads_them(run: Spawn) -> None:
+    pty = Pty()
+    worker = run(stderr=pty.slave, stdin=subprocess.DEVNULL, script={"acts": [{"do": "print", "step": 1, "text": "?"}]})
+    worker.finish()
+    assert pty.read(lambda text: "?" in text).strip() == "?"
+    pty.close()
+
+
+def test_serve_on_a_terminal_prints_lines_and_no_bar(serve: Spawn) -> None:
+    pty = Pty()
+    worker = serve(stdout=pty.slave, stderr=pty.slave, config={"max_steps": 3})
+    worker.send("start", config=worker.config)
+    seen = pty.read(lambda text: '"type":"end"' in text)
+    assert next(check_line(line.encode())["type"] for line in seen.splitlines()) == "hello"
+    assert "3/3" not in seen
     pty.close()
 
 

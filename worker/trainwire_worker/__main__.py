@@ -1,6 +1,7 @@
 """The worker's way in and only way out: arguments, descriptors, a run, an exit code."""
 
 import os
+import stat
 import sys
 
 
@@ -26,13 +27,33 @@ def _secure_descriptors() -> tuple[int, int, int]:
     return wire_in, wire_out, 2
 
 
+def _who_looks_on(mode: str, dialect: str, stdout: int, stderr: int) -> tuple[int, str]:
+    """Choose between lines and a bar where both would end on one terminal and tear each other.
+
+    A person who types `run` gets the bar; the lines are in the log. Where the lines go through a pipe, what reads
+    them is likely to draw on the terminal. Returns the output, -1 for none, and the mode of the progress.
+    """
+    if stdout < 0 or not os.isatty(stderr):
+        return stdout, "auto"
+    if os.isatty(stdout):
+        person = mode == "run" and dialect == "native" and os.fstat(stdout).st_rdev == os.fstat(stderr).st_rdev
+        return (-1, "auto") if person else (stdout, "off")
+    kind = os.fstat(stdout).st_mode
+    return stdout, "off" if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) else "auto"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one worker; the exit status of the process."""
     words = sys.argv[1:] if arguments is None else arguments
+    from dataclasses import replace
+
     from .options import parse
 
     options = parse(words, dict(os.environ))
     stdin, stdout, stderr = _secure_descriptors()
+    if options.progress == "auto":
+        stdout, progress = _who_looks_on(options.mode, options.dialect, stdout, stderr)
+        options = replace(options, progress=progress)
     from .wire import TextWriter
     from .worker import Worker
 

@@ -17,7 +17,6 @@ from .prepare import Prepared, prepare
 from .reports import Reports
 from .request import Request, request_from_arguments, request_from_command
 from .state import RunState
-from .trackers import start_trackers
 
 
 class Beginning:
@@ -94,9 +93,11 @@ class Beginning:
         state.control_path = state.listen()
         first_seq = prepared.log.last_seq + 1
         self._say_attempt(prepared.resume_from)
-        start_trackers(
-            state.options.tracker, prepared.lock.path.parent, first_seq, state.timers.after, self._tell_tracker
-        )
+        if state.options.tracker:
+            from .trackers import start_trackers
+
+            folder = prepared.lock.path.parent
+            start_trackers(state.options.tracker, folder, first_seq, state.timers.after, self._tell_tracker)
         start = state.desk.cause(state.begin_order)
         if start is not None and start.connection is not None:
             request = prepared.request

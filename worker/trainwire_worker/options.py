@@ -7,8 +7,6 @@ from typing import NoReturn
 
 from trainwire_protocol.codec import MAX_LINE_OUT, MIN_LINE_OUT
 
-from .trackers import problem_with
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -101,7 +99,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("--max-line", type=_line_bytes, default=MAX_LINE_OUT, metavar="BYTES", help="longest printed line")
     add("--backpressure", choices=("drop", "block"), default="drop", help="block: wait for the reader of stdout")
     add("--dialect", choices=("native", "mlx-tui"), help="what the lines look like")
-    add("--progress", choices=("auto", "on", "off"), default="auto", help="progress on stderr; auto: on a terminal")
+    add("--progress", choices=("auto", "on", "off"), default="auto", help="on stderr; auto: a bar that no line tears")
     add("--clock", choices=("real", "scripted"), default="real", help="scripted: the same times in each run")
     add("--signal-grace", type=_seconds, default=1.0, metavar="S", help="a second signal within it is ignored")
     add("--stop-grace", type=_seconds, default=2.0, metavar="S", help="to stop before the first update")
@@ -133,6 +131,8 @@ def parse(arguments: list[str], environment: dict[str, str]) -> Options:
         refuse(f"--script: there is no file {values['script']}")
     values["tracker"] = list(dict.fromkeys(values["tracker"] or []))
     for name in values["tracker"]:
+        from .trackers import problem_with
+
         if problem := problem_with(name):
             refuse(f"--tracker: {problem}")
     for key in ("script", "root"):

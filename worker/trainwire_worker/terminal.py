@@ -93,7 +93,9 @@ class Terminal:
         if isinstance(event, Checkpoint):
             return f"step {event.step}: saved {event.path}"
         if isinstance(event, Status) and event.phase in ("loading", "preparing", "pausing", "paused", "stopping"):
-            return f"{event.phase}: {event.message}"
+            if event.phase == "paused":
+                return f"paused at step {event.step}"
+            return f"loading {event.message}" if event.phase == "loading" else event.message
         if isinstance(event, End):
             return f"{event.outcome} at step {event.step}" + (f": {event.checkpoint}" if event.checkpoint else "")
         return None
