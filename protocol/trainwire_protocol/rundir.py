@@ -113,6 +113,8 @@ def defect(folder: Path, *, hashes: bool = True) -> str | None:
 
     Without `hashes` only presence and sizes are compared.
     """
+    if not folder.is_dir():
+        return "there is no such folder"
     manifest = read_manifest(folder)
     if manifest is None:
         return f"{MANIFEST_NAME} is missing or broken"

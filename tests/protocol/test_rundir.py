@@ -27,6 +27,10 @@ def test_a_checkpoint_is_whole_when_every_file_is_as_its_manifest_says(tmp_path:
     assert rundir.defect(write(tmp_path, "checkpoint-000001", 1)) is None
 
 
+def test_a_checkpoint_that_is_not_there_is_called_so(tmp_path: Path) -> None:
+    assert rundir.defect(tmp_path / "checkpoint-000001") == "there is no such folder"
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

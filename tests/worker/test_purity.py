@@ -13,9 +13,14 @@ import subprocess
 import termios
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from worker_driver import LineReader, Spawn, check_line, read_log, wait_until
+
+from trainwire_protocol.events import Status
+from trainwire_worker.terminal import Terminal
 
 PRINTS = [
     {"do": "print", "step": 2, "by": by, "stream": stream, "text": f'{{"type":"step"}} {by} {stream}', "repeat": 5}
@@ -286,6 +291,17 @@ def test_plain_lines_on_stderr_come_only_if_asked(run: Spawn, tmp_path: Path) ->
     lines = asked.stderr().splitlines()
     assert any(line.startswith("step 3/3  loss ") for line in lines), lines
     assert lines[-1].startswith("completed at step 3")
+
+
+@pytest.mark.parametrize(
+    ("phase", "message", "told"),
+    [("loading", "/models/one", "loading /models/one\n"), ("stopping", "Stopping: signal SIGINT.", None)],
+)
+def test_a_phase_is_told_to_people_once(phase: str, message: str, told: str | None) -> None:
+    written: list[str] = []
+    stderr: Any = SimpleNamespace(isatty=lambda: False, write=written.append)
+    Terminal(stderr, "on").show(Status(phase=phase, message=message, activity="none", step=3))  # type: ignore[arg-type]
+    assert written == [told or f"{message}\n"]
 
 
 def test_an_error_is_told_to_a_person_in_two_sentences(run: Spawn, tmp_path: Path) -> None:
