@@ -29,6 +29,7 @@ from trainwire_protocol.rundir import (
     TEMPORARY_PREFIX,
     FileEntry,
     Manifest,
+    checkpoint_name,
     list_checkpoints,
     read_manifest,
 )
@@ -216,11 +217,18 @@ class Saver:
             self._abandoned.pop()
 
     def _retire(self) -> None:
-        """Remove the oldest periodic checkpoints beyond the limit; what cannot be removed now stays."""
+        """Remove the oldest periodic checkpoints beyond the limit; what cannot be removed now stays.
+
+        One that somebody gave a name of its own is not the run's any more.
+        """
         keep = self._max_checkpoints()
         if not keep:
             return
-        periodic = [c.path for c in list_checkpoints(self.run_dir) if c.manifest.kind == "periodic"]
+        periodic = [
+            c.path
+            for c in list_checkpoints(self.run_dir)
+            if c.manifest.kind == "periodic" and c.path.name == checkpoint_name(c.step)
+        ]
         for path in periodic[keep:]:
             going = self.run_dir / f"{REMOVING}{path.name}"
             with contextlib.suppress(OSError):

@@ -6,7 +6,7 @@ import importlib
 import json
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,13 +121,11 @@ def generate(
         raise BadParams("The prompt is empty.")
     how: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "adapter": adapter}
     answer: list[int] = []
-    # Closed at once when it gives way, so that the adapters are on again.
-    with closing(answer_tokens(model, ids, tokenizer.eos_ids, **how)) as tokens:
-        for token in tokens:
-            if token is not None:
-                answer.append(token)
-            if interrupted():
-                return None
+    for token in answer_tokens(model, ids, tokenizer.eos_ids, **how):
+        if token is not None:
+            answer.append(token)
+        if interrupted():
+            return None
     return Completion(tokenizer.decode(answer), len(answer), (time.perf_counter() - started) * 1000)
 
 
@@ -145,21 +143,27 @@ def answer_tokens(
 
     Each None is a part of the prompt that is through: a moment to give way.
     """
-    module = model.module
-    with nullcontext() if adapter else model.adapter_disabled():
+    cache: list[Any] = []
+
+    def through(part: Sequence[int]) -> mx.array:
+        # What happens while this waits may use the model too: an evaluation during a pause, another answer.
+        with nullcontext(model.module) if adapter else model.adapter_disabled() as module:
+            if not cache:
+                cache.extend(_new_cache(module))
+            logits: mx.array = module(mx.array([part]), cache=cache)[0, -1]
+            mx.eval(logits, [layer.state for layer in cache])
+        return logits
+
+    yield None
+    for start in range(0, len(ids) - 1, _PREFILL):
+        through(ids[start : min(start + _PREFILL, len(ids) - 1)])
         yield None
-        cache = _new_cache(module)
-        for start in range(0, len(ids) - 1, _PREFILL):
-            module(mx.array([ids[start : min(start + _PREFILL, len(ids) - 1)]]), cache=cache)
-            mx.eval([layer.state for layer in cache])
-            yield None
-        last = ids[-1]
-        for number in range(max_tokens):
-            logits = module(mx.array([[last]]), cache=cache)[0, -1].astype(mx.float32)
-            last = _chosen(logits, temperature, mix(seed, number))
-            if last in eos_ids:
-                return
-            yield last
+    last = ids[-1]
+    for number in range(max_tokens):
+        last = _chosen(through([last]).astype(mx.float32), temperature, mix(seed, number))
+        if last in eos_ids:
+            return
+        yield last
 
 
 def _chosen(logits: mx.array, temperature: float, seed: int) -> int:

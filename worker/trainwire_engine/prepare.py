@@ -33,7 +33,7 @@ from trainwire_engine.tokenizer import Tokenizer
 from trainwire_engine.values import check_values, try_prompts
 from trainwire_protocol.channel import Begin, Check, EngineChannel, StopOrder
 from trainwire_protocol.config import Config
-from trainwire_protocol.errors import Unsupported
+from trainwire_protocol.errors import ShuttingDown, Unsupported
 from trainwire_protocol.folders import user_cache
 
 
@@ -64,6 +64,8 @@ class Watch:
             if isinstance(order, StopOrder):
                 result = {"outcome": "stopped", "step": self._step, "checkpoint": self._checkpoint}
                 self._reports.answer(order.order, result)
+            else:
+                self._reports.refuse(order.order, ShuttingDown("The run is ending."))
         raise Stopped(self._step, self._checkpoint)
 
     def __call__(self, title: str, done: int, total: int, unit: str) -> None:

@@ -242,6 +242,15 @@ def test_periodic_checkpoints_beyond_the_limit_go_and_all_others_stay(tmp_path: 
     assert all(defect(tmp_path / name) is None for name in names(tmp_path))
 
 
+def test_a_checkpoint_that_somebody_renamed_stays(tmp_path: Path) -> None:
+    writer = saver(tmp_path, keep=1)
+    save(writer, 1)
+    (tmp_path / "checkpoint-000001").rename(tmp_path / "dear-to-me")
+    for step in (2, 3):
+        save(writer, step)
+    assert names(tmp_path) == ["checkpoint-000003", "dear-to-me"]
+
+
 def test_no_limit_keeps_all(tmp_path: Path) -> None:
     writer = saver(tmp_path, keep=0)
     for step in range(1, 8):
