@@ -209,17 +209,22 @@ def _refusal(refused: list[Change], folder: Path) -> ResumeRefused:
 
 
 def check_not_finished(given: Config, saved: Saved, folder: Path) -> None:
-    """Raise ResumeRefused if the run had reached its end and was given no more to do."""
+    """Raise ResumeRefused if the run had reached its end and was given no more to do.
+
+    A run that nobody named the final checkpoint of died before it could say that it is complete: it says so now. The
+    worker, which knows the log, refuses one that has said it.
+    """
     manifest = read_manifest(folder)
     if manifest is None or manifest.kind != FINAL_NAME:
         return
-    # After an early stop the patience begins anew.
-    saved.state.worse_evaluations = 0
     if given.max_steps:
         more = given.max_steps > saved.state.step
     else:
         more = given.num_epochs > saved.given["num_epochs"] or bool(saved.given["max_steps"])
-    if not more:
+    if more:
+        # After an early stop the patience begins anew.
+        saved.state.worse_evaluations = 0
+    elif folder.parent != Path(given.run_dir or ".") or given.resume == str(folder):
         raise ResumeRefused(
             f"The run is finished: {folder} was written after {saved.state.step} updates.",
             hint="Raise num_epochs or max_steps to train on, or choose another run_dir for a new run.",

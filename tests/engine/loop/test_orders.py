@@ -272,6 +272,26 @@ def test_generate_answers_greedily_and_the_base_model_differently(config: dict[s
     assert texts[9] == texts[10]
 
 
+@pytest.mark.parametrize("adapter", [True, False])
+def test_an_answer_that_a_pause_interrupts_and_what_is_asked_meanwhile_are_what_they_are_alone(
+    config: dict[str, Any], base: Path, tmp_path: Path, adapter: bool
+) -> None:
+    settings = {**config, "valid_data": str(base / "valid.jsonl"), "learning_rate": 0.3}
+    question = ch.GenerateOrder(order=2, prompt="what is the run", max_tokens=6, adapter=adapter)
+    meanwhile = (ch.EvalOrder(order=4), ch.GenerateOrder(order=5, prompt="a loss", max_tokens=3, adapter=not adapter))
+    apart = play({**settings, "run_dir": str(tmp_path / "apart")}, base, at_step(3, question, *meanwhile))
+    paused = on(ev.Paused, *meanwhile, ch.ResumeOrder(order=6))
+    together = play(settings, base, both(at_step(3, question, ch.PauseOrder(order=3)), paused))
+    told = [report.order for report in together.of(ch.Answer)]
+    assert told.index(5) < told.index(2), "the pause came in the middle of the answer"
+    for order in (2, 4, 5):
+        mine, alone = together.answer(order).result, apart.answer(order).result
+        assert mine is not None, together.answer(order)
+        assert alone is not None
+        assert {**mine, "ms": 0} == {**alone, "ms": 0}
+    assert together.losses == apart.losses
+
+
 def test_a_prompt_that_cannot_be_rendered_is_refused(config: dict[str, Any], base: Path) -> None:
     template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turns') }}{% endif %}"
     messages = [{"role": "system", "content": "be brief"}]

@@ -353,10 +353,31 @@ def test_a_refused_resume_writes_nothing(config: dict[str, Any], base: Path) -> 
     assert {p: p.stat().st_mtime_ns for p in Path(config["run_dir"]).rglob("*")} == before
 
 
+@pytest.mark.parametrize("how", ["epochs", "steps", "early stopping"])
+def test_a_run_that_died_before_it_said_that_it_is_complete_says_so(
+    config: dict[str, Any], base: Path, how: str
+) -> None:
+    stopping = {"valid_data": str(base / "valid.jsonl"), "eval_every": 2, "early_stopping_patience": 1}
+    ends = {"epochs": {}, "steps": {"max_steps": 4}, "early stopping": {**stopping, "learning_rate": 1.0}}
+    settings = {**config, **ends[how]}
+    first = play(settings, base)
+    final = Path(first.one(ch.Finished).checkpoint)
+    before = {file.name: file.read_bytes() for file in final.glob("*.safetensors")}
+    again = play(settings, base, resume_from=str(final), attempt=2)
+    assert again.status == 0, again.of(ch.Failed)
+    assert not again.of(ev.Step)
+    assert again.one(ev.Complete).reason == first.one(ev.Complete).reason
+    assert again.one(ev.Complete).total_steps == first.one(ev.Complete).total_steps
+    assert {file.name: file.read_bytes() for file in final.glob("*.safetensors")} == before
+    assert defect(final) is None
+    named = play({**settings, "resume": str(final)}, base, resume_from=str(final))
+    assert (named.one(ch.Failed).code, named.status) == ("resume_refused", 3)
+
+
 def test_a_finished_run_with_more_epochs_goes_on_from_its_final_checkpoint(config: dict[str, Any], base: Path) -> None:
     play(config, base)
     final = Path(config["run_dir"]) / "final"
-    refused(play(config, base, resume_from=str(final)))
+    refused(play({**config, "resume": str(final)}, base, resume_from=str(final)))
     result = play({**config, "num_epochs": 2}, base, resume_from=str(final))
     assert list(result.losses) == [7, 8, 9, 10, 11, 12]
     assert [start.epoch for start in result.of(ev.EpochStart)] == [2]
