@@ -92,7 +92,7 @@ def test_the_view_fits_the_terminal_and_shows_what_matters(width: int) -> None:
         "0.0001",
         "12,345",
         "500 MB",
-        "checkpoint periodic",
+        "periodic checkpoint",
     ):
         assert part in text, part
 

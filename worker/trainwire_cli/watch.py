@@ -92,8 +92,8 @@ class Watch:
     def _keys(self) -> str:
         if self._run is None:
             return "Ctrl-C leaves"
-        leave = "q stop and leave  d leave it running" if isinstance(self._run, Run) else "q leave"
-        return f"p pause/resume  c checkpoint  s stop  +/- learning rate  {leave}"
+        leave = "q stop and leave  d detach" if isinstance(self._run, Run) else "q leave"
+        return f"p pause/resume  c checkpoint  s stop  +/- rate  {leave}"
 
     def _press(self, key: str) -> None:
         run, state = self._run, self._state

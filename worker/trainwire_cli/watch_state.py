@@ -51,7 +51,7 @@ class WatchState:
     def observe(self, event: Any) -> None:
         """Take notice of an event."""
         if isinstance(event, Step):
-            self.newest, self.total_steps = event, event.total_steps
+            self.newest, self.total_steps, self.activity = event, event.total_steps, "train"
             if event.loss is not None:
                 self.losses.append((event.step, event.loss))
                 if len(self.losses) > MAX_POINTS:
@@ -81,7 +81,7 @@ class WatchState:
     def _observe_rest(self, event: Any) -> None:
         if isinstance(event, Checkpoint):
             self.checkpoint = event
-            self.notices.append(("info", f"step {event.step}: checkpoint {event.kind}"))
+            self.notices.append(("info", f"step {event.step}  {event.kind} checkpoint"))
         elif isinstance(event, Generation):
             self.generations.append(event)
         elif isinstance(event, Log):

@@ -78,8 +78,9 @@ def _chart(state: WatchState, width: int, height: int) -> RenderableType:
 
     xs, ys, lines, colours, names = [], [], [], [], []
     for points, line, colour, name in (
-        (state.losses, True, "blue", "training"),
-        (state.valid_losses, False, "red", "validation"),
+        # Two of the eight colours that are legible on dark and on light.
+        (state.losses, True, "magenta", "training"),
+        (state.valid_losses, False, "green", "validation"),
     ):
         if points:
             stride = max(1, len(points) // (2 * width))
@@ -101,11 +102,13 @@ def _joined(drawn: object) -> list[str]:
     return drawn.splitlines() if isinstance(drawn, str) else [str(line) for line in drawn]  # type: ignore[attr-defined]
 
 
-def _generations(state: WatchState, count: int) -> RenderableType:
+def _generations(state: WatchState, count: int, width: int) -> RenderableType:
     lines = Text(no_wrap=True, overflow="ellipsis")
     for said in list(state.generations)[-count:]:
         lines.append(f"step {said.step}  ", style="dim")
-        lines.append(" ".join(said.prompt.split()), style="dim")
+        prompt = " ".join(said.prompt.split())
+        # The answer is what changes from one time to the next.
+        lines.append(prompt if len(prompt) <= width // 3 else prompt[: width // 3] + "…", style="dim")
         lines.append(" → ", style="dim")
         lines.append(" ".join(said.completion.split()) + "\n")
     lines.rstrip()
@@ -113,18 +116,19 @@ def _generations(state: WatchState, count: int) -> RenderableType:
 
 
 def _notices(state: WatchState, count: int) -> RenderableType:
-    lines = Text(no_wrap=True, overflow="ellipsis")
+    lines = []
     for level, message in list(state.notices)[-count:]:
-        lines.append(message + "\n", style=_LEVELS.get(level, ""))
-    lines.rstrip()
-    return lines
+        # What went wrong is shown whole.
+        wraps = level == "error"
+        lines.append(Text(message, _LEVELS.get(level, ""), no_wrap=not wraps, overflow="fold" if wraps else "ellipsis"))
+    return Group(*lines)
 
 
 def draw(state: WatchState, width: int, height: int, keys: str, remark: str) -> RenderableType:
     """Lay the view out for a terminal of so many columns and rows."""
     generations = min(3, len(state.generations))
     notices = min(4, len(state.notices))
-    chart = max(5, height - 14 - generations - notices)
+    chart = max(5, height - 15 - generations - notices)
     parts: list[RenderableType] = [
         _header(state),
         _progress(state),
@@ -132,10 +136,13 @@ def draw(state: WatchState, width: int, height: int, keys: str, remark: str) -> 
         Panel(_chart(state, width - 4, chart), title="loss", title_align="left", border_style="dim", padding=(0, 1)),
     ]
     if generations:
-        parts.append(_generations(state, generations))
+        parts.append(_generations(state, generations, width))
     if notices:
         parts.append(_notices(state, notices))
-    if state.end is not None and state.end.checkpoint:
-        parts.append(Text(state.end.checkpoint, style="dim"))
-    parts.append(Text.assemble((keys, "dim"), "  ", (remark, "cyan")))
+    if state.end is not None:
+        parts.append(Text(state.end.checkpoint or "no checkpoint", style="dim"))
+    else:
+        parts.append(Text(keys, style="dim", no_wrap=True, overflow="ellipsis"))
+    if remark:
+        parts.append(Text(remark, style="cyan", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)
