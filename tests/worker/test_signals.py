@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from worker_driver import Spawn, Worker, children_of, is_gone, wait_until
 
+from trainwire_worker.options import parse
+
 LONG = {"max_steps": 100_000, "save_every": 0}
 
 
@@ -72,17 +74,9 @@ def test_a_second_signal_after_the_grace_ends_at_once(run: Spawn, name: str) -> 
     assert is_gone(engine)
 
 
-def test_the_default_grace_is_a_second(run: Spawn) -> None:
-    worker = running(run, script={"acts": [{"do": "hang", "step": 2}]})
-    worker.signal(signal.SIGTERM)
-    worker.wait("status", phase="stopping")
-    worker.signal(signal.SIGTERM)
-    worker.send("ping", 1)
-    worker.reader.answer(1)
-    time_of_second = time.monotonic()
-    wait_until(lambda: time.monotonic() > time_of_second + 1.05, "more than the grace")
-    worker.signal(signal.SIGTERM)
-    assert worker.finish()["exit_code"] == 128 + signal.SIGTERM
+def test_the_timers_are_as_documented_unless_an_argument_says_otherwise() -> None:
+    options = parse(["serve"], {})
+    assert (options.signal_grace, options.stop_grace, options.heartbeat, options.lock_wait) == (1.0, 2.0, 5.0, 30.0)
 
 
 def test_the_first_cause_decides_reason_and_code(serve: Spawn) -> None:

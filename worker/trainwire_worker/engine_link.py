@@ -90,6 +90,8 @@ class EngineLink:
         """What came instead of a report, in words."""
         self.tail = b""
         self._frames = Frames()
+        # One buffer for all reports: a new one for each read costs more than a short report.
+        self._inbox = memoryview(bytearray(1 << 18))
         self._unsent = b""
 
     @property
@@ -122,17 +124,17 @@ class EngineLink:
     def receive(self) -> Iterator[AnyReport]:
         """Give the reports that have arrived; `closed` becomes true at the channel's end or at a broken frame."""
         try:
-            data = self.channel.recv(1 << 18)
+            size = self.channel.recv_into(self._inbox)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        if not data:
+            size = 0
+        if not size:
             self.closed = True
             return
-        self.received += len(data)
+        self.received += size
         try:
-            for frame in self._frames.feed(data):
+            for frame in self._frames.feed(bytes(self._inbox[:size])):
                 yield decode_report(frame)
         except (msgspec.DecodeError, ValueError) as error:
             self.broken = f"it sent what is no report ({error})"

@@ -1,7 +1,6 @@
 """What is to be run: the config of a file and its words, or of a `start` command, checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ _WORDS_OF_RESUME = ("auto", "never", "latest")
 _PATHS = ("model", "data", "valid_data", "run_dir", "start_from", "cache_dir", "prompts", "resume", "chat_template")
 
 
-@dataclass
-class Request:
+class Request(msgspec.Struct):
     """What is to be run: the checked config, and how to treat a run that the folder holds."""
 
     config: Config

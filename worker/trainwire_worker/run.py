@@ -171,6 +171,11 @@ class Run:
 
     # The engine's end
 
+    @property
+    def engine_is_closing(self) -> bool:
+        """True once the engine's channel is closed; its death is told by a signal besides."""
+        return self.state.engine is not None and self.state.engine.link.closed
+
     def check_engine(self) -> None:
         """Notice an engine that has left, and decide what follows."""
         departure = self.state.engine.departure() if self.state.engine is not None else None

@@ -125,7 +125,8 @@ class Worker:
                 "info", f"The machine slept for {seconds:.0f} s.", "system_slept", seconds=round(seconds)
             )
         self._timers.run_due()
-        self._run.check_engine()
+        if self._signals.fileno() in ready or self._run.engine_is_closing:
+            self._run.check_engine()
 
     def _seconds_left(self) -> float | None:
         left = self._timers.seconds_left()
