@@ -39,6 +39,8 @@ from trainwire_protocol.events import (
 
 HISTORY = 10_000
 """Update reports that a checkpoint carries at most; the log has the older ones."""
+UNREAD = 256
+"""Update reports that a checkpoint carries at least: a worker that is killed may leave so many unread behind."""
 _SIGN_OF_LIFE = 1.0
 
 
@@ -134,11 +136,13 @@ class Reports:
         return list(self._history)
 
     def forget(self, step: int) -> None:
-        """Let go of the update reports up to a step: a checkpoint holds them."""
-        self._history = [report for report in self._history if report.step > step]
+        """Let go of the update reports up to a step, which a checkpoint holds, but for those nobody may have read."""
+        newer = sum(report.step > step for report in self._history)
+        del self._history[: -max(newer, UNREAD)]
 
     def recall(self, steps: list[Step]) -> None:
         """Report the updates that the resumed checkpoint carries, for a log that lacks them."""
+        self._history = list(steps)
         self.send(StepHistory(steps=steps))
 
     def epoch_start(self, epoch: int, total_epochs: int, updates: int) -> None:

@@ -81,7 +81,7 @@ def test_the_steps_of_a_failed_save_are_carried_by_the_next_one(
     full_for.add("checkpoint-000004")
     stopped = play({**config, "save_every": 2}, base, at_step(5, ch.StopOrder(order=2)))
     history = play(config, base, resume_from=stopped.one(ch.Finished).checkpoint).one(ch.StepHistory)
-    assert [step.step for step in history.steps] == [3, 4, 5]
+    assert [step.step for step in history.steps] == [1, 2, 3, 4, 5]
 
 
 def test_a_failed_final_save_ends_the_run_and_names_the_checkpoint_before(

@@ -12,7 +12,7 @@ import pytest
 from trainwire_engine.batches import Order
 from trainwire_engine.loop import Pace, Parts, train
 from trainwire_engine.optimizer import Schedule
-from trainwire_engine.reports import Reports
+from trainwire_engine.reports import UNREAD, Reports
 from trainwire_engine.schedule import Course
 from trainwire_engine.state import Stopwatch, TrainState
 from trainwire_engine.step import UpdateResult
@@ -146,8 +146,25 @@ def test_a_thousand_updates_leave_the_history_bounded_and_the_numbers_right() ->
     assert [step.step for step in steps[:3]] == [7, 14, 21]
     assert steps[-1].step == 1000
     assert len(parts.reports.history()) == len(steps)
+
+    assert len(steps) == 143
+
+
+def test_reports_that_nobody_may_have_read_are_kept_beside_those_since_the_last_checkpoint() -> None:
+    parts, _ = build(Calls(), config(batch_size=6, max_steps=1000), examples=6000)
+    assert train(parts) == "finished"
+
+    def kept() -> tuple[int, int]:
+        history = [step.step for step in parts.reports.history()]
+        assert history == list(range(history[0], history[-1] + 1))
+        return history[0], history[-1]
+
+    parts.reports.forget(400)
+    assert kept() == (401, 1000)
     parts.reports.forget(999)
-    assert [step.step for step in parts.reports.history()] == [1000]
+    assert kept() == (1001 - UNREAD, 1000)
+    parts.reports.forget(1000)
+    assert kept() == (1001 - UNREAD, 1000)
 
 
 def test_every_example_is_taken_once_an_epoch_also_around_skipped_updates() -> None:

@@ -426,12 +426,17 @@ def test_a_resume_on_fewer_cores_than_its_blas_had_is_told(
     assert log.details == {"cores": {"from": 3, "to": 1}}
 
 
-def test_the_steps_since_the_checkpoint_before_are_told_again(config: dict[str, Any], base: Path) -> None:
-    first = play({**config, "save_every": 2}, base, at_step(5, ch.StopOrder(order=2)))
-    result = play(config, base, resume_from=first.one(ch.Finished).checkpoint)
-    history = result.one(ch.StepHistory).steps
-    assert [step.step for step in history] == [5]
-    assert history[0].loss == first.losses[5]
+def test_the_steps_that_a_log_may_lack_are_told_again_also_by_later_attempts(
+    config: dict[str, Any], base: Path
+) -> None:
+    settings = {**config, "save_every": 2}
+    first = play(settings, base, at_step(3, ch.StopOrder(order=2)))
+    path = first.one(ch.Finished).checkpoint
+    second = play(settings, base, at_step(5, ch.StopOrder(order=2)), resume_from=path)
+    third = play(settings, base, resume_from=second.one(ch.Finished).checkpoint)
+    assert [step.step for step in second.one(ch.StepHistory).steps] == [1, 2, 3]
+    history = {step.step: step.loss for step in third.one(ch.StepHistory).steps}
+    assert history == {**first.losses, **second.losses}
 
 
 @pytest.mark.parametrize("name", ["adapters.safetensors", "optimizer.safetensors"])
