@@ -111,13 +111,13 @@ def rates(points: list[tuple[float, int]], start: float) -> dict[str, float]:
     return {"whole": whole, "steady": steady, "tokens": points[-1][1], "seconds": points[-1][0] - start}
 
 
-def run_trainwire(folder: Path, method: str, seconds: float, extra: list[str]) -> dict[str, Any]:
+def run_trainwire(folder: Path, method: str, seconds: float, batch: int, extra: list[str]) -> dict[str, Any]:
     """Train with trainwire until the rows are used or the time is over."""
     config = folder / f"{method}.toml"
     values = {
         "model": str(folder / "model"), "data": str(folder / "data/train.jsonl"),
         "run_dir": str(folder / f"run-{method}"),
-        "method": method, "train_on": "all", "batch_size": 8, "save_every": 0, "eval_every": 0, "num_epochs": 20,
+        "method": method, "train_on": "all", "batch_size": batch, "save_every": 0, "eval_every": 0, "num_epochs": 20,
         "learning_rate": 1e-5, "schedule": "constant", "warmup_steps": 0, "cache_dir": str(folder / "cache"),
         "max_seq_length": 2048,
     }  # fmt: skip
@@ -155,13 +155,13 @@ def run_trainwire(folder: Path, method: str, seconds: float, extra: list[str]) -
     return {**rates(points, start), "updates": len(points), "first_loss": losses[0], "last_loss": losses[-1], **facts}
 
 
-def run_mlx_lm(folder: Path, method: str, seconds: float) -> dict[str, Any]:
+def run_mlx_lm(folder: Path, method: str, seconds: float, batch: int) -> dict[str, Any]:
     """Train with `mlx_lm.lora` for the same time."""
     config = folder / "mlx_lm.yaml"
     config.write_text("lora_parameters: {rank: 8, scale: 2.0, dropout: 0.0}\n")
     command = [
         sys.executable, "-m", "mlx_lm", "lora", "--model", str(folder / "model"), "--data", str(folder / "data"),
-        "--train", "--fine-tune-type", method, "--batch-size", "8", "--num-layers", "-1" if method == "full" else "28",
+        "--train", "--fine-tune-type", method, "--batch-size", str(batch), "--num-layers", "-1" if method == "full" else "28",
         "--iters", "100000", "--steps-per-report", "5", "--steps-per-eval", "1000000", "--val-batches", "1",
         "--save-every", "1000000", "--learning-rate", "1e-5", "--adapter-path", str(folder / "mlx_lm"),
         "--max-seq-length", "2048", "-c", str(config),
@@ -169,27 +169,24 @@ def run_mlx_lm(folder: Path, method: str, seconds: float) -> dict[str, Any]:
     start = time.time()
     points: list[tuple[float, int]] = []
     losses: list[float] = []
-    peak = 0.0
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(), text=True)
     assert process.stdout is not None
     tail: list[str] = []
-    buffer = ""
     for line in process.stdout:
-        tail = [*tail[-20:], line]
-        buffer = (buffer + " " + line.strip())[-2000:]
-        found = re.search(r"Train loss ([\d.]+).*?Trained Tokens (\d+).*?Peak mem ([\d.]+)", buffer)
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
+        tail = [*tail[-20:], plain]
+        # A row of its table: iteration, loss, tokens per second, trained tokens so far as in 10.7k.
+        found = re.match(r"\s*\d+\s+([\d.]+)\s*[▼▲]?\s+[\d,]+\s+([\d.]+)([kM]?)\s*$", plain)
         if found:
-            buffer = ""
             losses.append(float(found[1]))
-            points.append((time.time(), int(found[2])))
-            peak = max(peak, float(found[3]))
+            points.append((time.time(), round(float(found[2]) * {"": 1, "k": 1e3, "M": 1e6}[found[3]])))
         if time.time() - start > seconds:
             process.kill()
             break
     process.wait()
     if not points:
         raise RuntimeError("".join(tail))
-    facts = {"updates": 5 * len(points), "first_loss": losses[0], "last_loss": losses[-1], "peak_gb": peak}
+    facts = {"updates": 5 * len(points), "first_loss": losses[0], "last_loss": losses[-1]}
     return {**rates(points, start), **facts, "first_report": points[0][0] - start}
 
 
@@ -213,7 +210,7 @@ class Clock(TrainerCallback):
 trainer = SFTTrainer(
     model=model, processing_class=tokenizer, train_dataset=Dataset.from_list(rows),
     peft_config=LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"),
-    args=SFTConfig(output_dir=folder + "/trl", per_device_train_batch_size=8, learning_rate=1e-5, bf16=True,
+    args=SFTConfig(output_dir=folder + "/trl", per_device_train_batch_size=int(sys.argv[4]), learning_rate=1e-5, bf16=True,
                    max_length=2048, packing=packing, logging_steps=5, save_strategy="no", report_to=[],
                    num_train_epochs=50, lr_scheduler_type="constant", gradient_checkpointing=False),
     callbacks=[Clock()],
@@ -223,10 +220,10 @@ print("PEAK", torch.cuda.max_memory_allocated() / 1e9, flush=True)
 """
 
 
-def run_trl(folder: Path, seconds: float, packed: str) -> dict[str, Any]:
+def run_trl(folder: Path, seconds: float, packed: str, batch: int) -> dict[str, Any]:
     """Train with TRL's SFTTrainer, LoRA, padded or packed."""
     start = time.time()
-    command = [sys.executable, "-c", _TRL, str(folder), packed, str(seconds)]
+    command = [sys.executable, "-c", _TRL, str(folder), packed, str(seconds), str(batch)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=seconds + 180)
     points, losses, peak = [], [], 0.0
     for line in done.stdout.splitlines():
@@ -251,6 +248,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--batch", type=int, default=8, help="examples per update, for all peers")
     parser.add_argument("--set", nargs="*", default=[], help="more key=value words for trainwire")
     chosen = parser.parse_args()
     make_inputs(chosen.folder, chosen.tokenizer, chosen.rows)
@@ -264,12 +262,15 @@ def main() -> None:
         print(name, json.dumps(results[name]), flush=True)
 
     for method in chosen.cases:
-        record(f"trainwire {method}", lambda m=method: run_trainwire(chosen.folder, m, chosen.seconds, chosen.set))
+        record(
+            f"trainwire {method}",
+            lambda m=method: run_trainwire(chosen.folder, m, chosen.seconds, chosen.batch, chosen.set),
+        )
         if "mlx_lm" in chosen.peers:
-            record(f"mlx_lm {method}", lambda m=method: run_mlx_lm(chosen.folder, m, chosen.seconds))
+            record(f"mlx_lm {method}", lambda m=method: run_mlx_lm(chosen.folder, m, chosen.seconds, chosen.batch))
     if "trl" in chosen.peers:
         for packed in ("padded", "packed"):
-            record(f"trl {packed}", lambda p=packed: run_trl(chosen.folder, chosen.seconds, p))
+            record(f"trl {packed}", lambda p=packed: run_trl(chosen.folder, chosen.seconds, p, chosen.batch))
     for name, result in results.items():
         base = results.get("trainwire lora" if "full" not in name else "trainwire full")
         if base and "whole" in base and "whole" in result and not name.startswith("trainwire"):
