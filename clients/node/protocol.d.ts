@@ -195,7 +195,7 @@ export interface Config {
   eval_batches?: number;
   /** evaluate before the first update; default false */
   eval_at_start?: boolean;
-  /** prompts of the generations: a list, or a file with one a line; default [] */
+  /** prompts of the generations: a list, or a file: one a line, or .jsonl whose lines have `prompt` or `messages` and, as the reference, `completion`; default [] */
   prompts?: string | string[];
   /** tokens of a generation at most; from 1 to 1048576; default 128 */
   generate_max_tokens?: number;
@@ -641,7 +641,7 @@ export interface ResolvedConfig {
   eval_batches: number;
   /** evaluate before the first update; default false */
   eval_at_start: boolean;
-  /** prompts of the generations: a list, or a file with one a line; default [] */
+  /** prompts of the generations: a list, or a file: one a line, or .jsonl whose lines have `prompt` or `messages` and, as the reference, `completion`; default [] */
   prompts: string | string[];
   /** tokens of a generation at most; from 1 to 1048576; default 128 */
   generate_max_tokens: number;

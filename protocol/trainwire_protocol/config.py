@@ -222,7 +222,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     eval_at_start: Annotated[bool, _meta("evaluate before the first update", on_resume=FREE)] = False
     prompts: Annotated[
         str | list[str],
-        _meta("prompts of the generations: a list, or a file with one a line", on_resume=FREE),
+        _meta(
+            "prompts of the generations: a list, or a file: one a line, or .jsonl whose lines have `prompt` or"
+            " `messages` and, as the reference, `completion`",
+            on_resume=FREE,
+        ),
     ] = []
     generate_max_tokens: Annotated[int, _meta("tokens of a generation at most", on_resume=FREE, ge=1, le=2**20)] = 128
     sample_display: Annotated[

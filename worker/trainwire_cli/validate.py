@@ -35,6 +35,9 @@ def run(words: list[str]) -> int:
         return 3
     arguments = [*(["--offline"] if chosen.offline else []), "--engine", chosen.engine]
     folder = chosen.config.absolute().parent
+    note = "Loading the model, reading the data, making two trial updates …"
+    if waits := sys.stderr.isatty():
+        print(note, end="\r", file=sys.stderr, flush=True)
     try:
         result = validate(values, worker_args=arguments, cwd=folder, timeout=None)
     except KeyboardInterrupt:
@@ -42,6 +45,9 @@ def run(words: list[str]) -> int:
     except ClientError as error:
         print(f"trainwire: {error}", file=sys.stderr)
         return 3
+    finally:
+        if waits:
+            print(" " * len(note), end="\r", file=sys.stderr, flush=True)
     if chosen.json:
         print(json.dumps(result, indent=2, ensure_ascii=not sys.stdout.encoding.lower().startswith("utf")))
     else:
