@@ -70,6 +70,19 @@ class EventStream extends EventEmitter {
     }
   }
 
+  /** What a listener throws reaches the process, as from any emitter, but takes no event with it. */
+  emit(name, ...values) {
+    try {
+      if (name === 'unknown') this.#onUnknown?.(...values)
+      return super.emit(name, ...values)
+    } catch (error) {
+      process.nextTick(() => {
+        throw error
+      })
+      return true
+    }
+  }
+
   /** Takes an event that arrived, in the order of arrival, and fills from the log what is missing before it. */
   _receive(event, { continuous = false } = {}) {
     if (this.#filling) {
@@ -132,7 +145,6 @@ class EventStream extends EventEmitter {
   #deliver(event) {
     if (event.seq !== undefined) this.lastSeq = event.seq
     if (!KNOWN_TYPES.has(event.type)) {
-      this.#onUnknown?.(event)
       this.emit('unknown', event)
       return
     }

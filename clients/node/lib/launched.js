@@ -134,7 +134,7 @@ class LaunchedRun extends Run {
       this._heartbeat(message)
       return
     }
-    if (message.type === 'end') {
+    if (message.type === 'end' && typeof message.outcome === 'string') {
       this.#end = message
       this.#worker.expectExit()
     }

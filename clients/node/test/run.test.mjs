@@ -244,16 +244,24 @@ test('rows in memory are written into the run folder', PATIENT, async (t) => {
   await assert.rejects(launch({ model: 'm', data: 'd', run_dir }, { command: ['x'], rows: [] }), /exclude each other/)
 })
 
-const SCRIPT = { worker: [{ hello: {} }, { start: {} }, { steps: 2 }, { await: 'eof' }] }
-
-function program(body) {
+function program(body, last = { await: 'eof' }) {
   const config = "{model: 'm', data: 'd', run_dir: process.argv[1]}"
   return `
     const { launch } = require(${JSON.stringify(packageFolder)})
-    const command = ${JSON.stringify(fakeWorker(SCRIPT))}
+    const command = ${JSON.stringify(fakeWorker({ worker: [{ hello: {} }, { start: {} }, { steps: 2 }, last] }))}
     launch(${config}, { command }).then(async (run) => { ${body} })
   `
 }
+
+test('what a listener throws reaches the process, and takes no event with it', PATIENT, async (t) => {
+  const body = `
+    process.on('uncaughtException', (error) => console.log(error.message))
+    run.on('step', (event) => { throw new Error('step ' + event.step) })
+    console.log((await run.wait()).outcome)
+  `
+  const done = spawnSync(process.execPath, ['-e', program(body, { finish: {} }), folder()], { encoding: 'utf8', timeout: 20_000 })
+  assert.deepEqual(done.stdout.trim().split('\n').sort(), ['completed', 'step 1', 'step 2'], done.stderr)
+})
 
 test('an idle client does not keep the process alive', PATIENT, async (t) => {
   const began = Date.now()
