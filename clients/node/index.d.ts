@@ -19,6 +19,7 @@ import type {
   ResumeResult,
   SetResult,
   SettableValues,
+  StartResult,
   StatusResult,
   StepEvent,
   StopResult,
@@ -85,8 +86,10 @@ export interface WorkerOptions {
 }
 
 export interface LaunchOptions extends WorkerOptions {
-  /** training rows in memory; they are written into the run folder and take the place of `data` and `valid_data` */
-  rows?: readonly Row[] | { train?: readonly Row[]; valid?: readonly Row[] }
+  /** training rows in memory; they are written to `rows/` in the run folder and take the place of `data` */
+  rows?: Iterable<Row>
+  /** the same for validation */
+  validRows?: Iterable<Row>
   /** `auto`, `never`, `latest` or the folder of a checkpoint; wins over the config's key */
   resume?: string
   /** with resume `never`: remove the run that the folder holds */
@@ -105,6 +108,8 @@ export interface LaunchOptions extends WorkerOptions {
 }
 
 export interface AttachOptions {
+  /** `seq` of the first event that is delivered; default 1 */
+  fromSeq?: number
   /** events that wait for a slow consumer before step events are put together; default 4096 */
   maxQueue?: number
   /** gets events of types that this client does not know */
@@ -142,8 +147,8 @@ export interface Result {
   runDir: string | null
   /** how often supervision started the worker again */
   restarts: number
-  /** the rungs that were needed to end the worker, each with the ms after the first */
-  shutdown: { rung: Rung; ms: number }[]
+  /** the rungs that were needed to end the worker, and how long each took */
+  shutdown: { name: Rung; ms: number }[]
   /** throws RunFailed if the run failed, and gives the result back otherwise */
   check(): this
 }
@@ -165,7 +170,7 @@ export type RunEvents = {
   /** supervision starts the worker again */
   restart: [restart: { restarts: number; error: ClientError }]
   /** a rung of the shutdown ladder is taken */
-  shutdown: [step: { rung: Rung; ms: number }]
+  shutdown: [rung: { name: Rung }]
   /** all is over; null after a death */
   close: [result: Result | null]
 }
@@ -240,6 +245,8 @@ export interface LaunchedRun extends Run {
   readonly junk: number
   /** how often supervision started the worker again */
   readonly restarts: number
+  /** Resolves when the run is ready to train; throws CommandFailed if the start was refused. */
+  started(options?: CallOptions): Promise<Answer<StartResult>>
   /** Sends SIGKILL to the worker and its engine: nothing is saved. */
   kill(): Promise<void>
 }

@@ -10,6 +10,7 @@ const { NoWorker, WorkerDied } = require('./errors.js')
 const { checkLog, logPath, parse, readTimelines } = require('./log.js')
 const { Run } = require('./run.js')
 
+const OPTIONS = ['fromSeq', 'maxQueue', 'onUnknown']
 const BLOCK = 256 << 10
 /** How often the log is looked at where the file system does not tell of changes, in ms. */
 const POLL = 250
@@ -168,12 +169,10 @@ class AttachedRun extends Run {
   }
 }
 
-/** Follows the run in a folder from its first event on, whoever started it, and whether or not it is over. */
+/** Follows the run in a folder from an event on, by default the first, whoever started it, and whether or not it is over. */
 async function attach(runDir, options = {}) {
   for (const key of Object.keys(options)) {
-    if (key !== 'maxQueue' && key !== 'onUnknown') {
-      throw new TypeError(`attach has no option ${key}; it takes maxQueue, onUnknown.`)
-    }
+    if (!OPTIONS.includes(key)) throw new TypeError(`attach has no option ${key}; it takes ${OPTIONS.join(', ')}.`)
   }
   await checkLog(runDir)
   const run = new AttachedRun(runDir, options)

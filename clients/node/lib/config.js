@@ -6,16 +6,16 @@ const path = require('node:path')
 const { ClientError } = require('./errors.js')
 const { parseToml } = require('./toml.js')
 
-/** Files in the run folder that hold rows given in memory. */
-const ROW_FILES = { train: ['data', 'rows.jsonl'], valid: ['valid_data', 'rows-valid.jsonl'] }
+/** What rows given in memory take the place of, and their file below the run folder. */
+const ROWS = { rows: ['data', 'rows/train.jsonl'], validRows: ['valid_data', 'rows/valid.jsonl'] }
 
 /**
  * Turns what the caller gave into the `config` of a `start` command and the worker's working folder.
  *
- * A path names a TOML or JSON file; relative paths in it start at its folder, and its name names the run. `rows` are
- * written into the run folder and take the place of `data` and `valid_data`.
+ * A path names a TOML or JSON file; relative paths in it start at its folder, and its name names the run. `rows` and
+ * `validRows` are written into the run folder and take the place of `data` and `valid_data`.
  */
-async function prepareConfig(given, { cwd, rows } = {}) {
+async function prepareConfig(given, { cwd, rows, validRows } = {}) {
   let config
   let folder = cwd
   if (typeof given === 'string') {
@@ -29,7 +29,9 @@ async function prepareConfig(given, { cwd, rows } = {}) {
   } else {
     throw new TypeError('The config is an object with snake_case keys, or the path of a TOML or JSON file.')
   }
-  if (rows !== undefined) await writeRows(config, Array.isArray(rows) ? { train: rows } : rows, folder)
+  for (const [name, list] of Object.entries({ rows, validRows })) {
+    if (list !== undefined) await writeRows(config, name, list, folder)
+  }
   return { config, cwd: folder }
 }
 
@@ -47,18 +49,17 @@ async function readConfigFile(file) {
   }
 }
 
-async function writeRows(config, rows, folder = process.cwd()) {
-  for (const name of Object.keys(rows)) {
-    if (!Object.hasOwn(ROW_FILES, name)) throw new TypeError(`rows are a list, or {train, valid}; there is no ${name}.`)
-    const [key, fileName] = ROW_FILES[name]
-    if (config[key] !== undefined) throw new TypeError(`The config's ${key} and rows.${name} exclude each other.`)
-    const runDir = path.resolve(folder, config.run_dir ?? path.join('runs', config.run_name ?? 'run'))
-    const file = path.join(runDir, fileName)
-    await fs.mkdir(runDir, { recursive: true })
-    await fs.writeFile(`${file}.tmp`, rows[name].map((row) => `${JSON.stringify(row)}\n`).join(''))
-    await fs.rename(`${file}.tmp`, file)
-    config[key] = file
-  }
+async function writeRows(config, name, rows, folder = process.cwd()) {
+  const [key, place] = ROWS[name]
+  if (config[key] !== undefined) throw new TypeError(`The config's ${key} and ${name} exclude each other.`)
+  const lines = Array.from(rows, (row) => `${JSON.stringify(row)}\n`)
+  if (lines.length === 0) throw new TypeError(`${name} is empty: there is nothing to read.`)
+  const runDir = path.resolve(folder, config.run_dir ?? path.join('runs', config.run_name ?? 'run'))
+  const file = path.join(runDir, place)
+  await fs.mkdir(path.dirname(file), { recursive: true })
+  await fs.writeFile(`${file}.tmp`, lines.join(''))
+  await fs.rename(`${file}.tmp`, file)
+  Object.assign(config, { [key]: file, run_dir: runDir })
 }
 
 module.exports = { prepareConfig }

@@ -25,6 +25,8 @@ class EventStream extends EventEmitter {
   #filling
   #backlog
   #onUnknown
+  /** Events before this one are noted, but not delivered. */
+  #fromSeq
   #heardAt = 0
   #heardType
 
@@ -38,8 +40,9 @@ class EventStream extends EventEmitter {
   _lastStep
   _lastEval
   _failure = null
-  constructor({ maxQueue = MAX_QUEUE, onUnknown } = {}) {
+  constructor({ maxQueue = MAX_QUEUE, onUnknown, fromSeq = 1 } = {}) {
     super()
+    this.#fromSeq = fromSeq
     if (!Number.isInteger(maxQueue) || maxQueue < 1) throw new RangeError('maxQueue is a whole number from 1 on.')
     this.#maxQueue = maxQueue
     this.#onUnknown = onUnknown
@@ -144,11 +147,13 @@ class EventStream extends EventEmitter {
 
   #deliver(event) {
     if (event.seq !== undefined) this.lastSeq = event.seq
-    if (!KNOWN_TYPES.has(event.type)) {
+    const isKnown = KNOWN_TYPES.has(event.type)
+    if (isKnown) this.#note(event)
+    if (event.seq < this.#fromSeq) return
+    if (!isKnown) {
       this.emit('unknown', event)
       return
     }
-    this.#note(event)
     this.emit('event', event)
     if (event.type === 'error') {
       if (this.listenerCount('error') > 0) this.emit('error', new RunFailed(event))

@@ -12,7 +12,7 @@ const { HELLO_TIMEOUT, SHUTDOWN, WorkerProcess } = require('./worker.js')
 const WORKER_OPTIONS = ['command', 'workerArgs', 'cwd', 'env', 'helloTimeout']
 const LAUNCH_OPTIONS = [
   ...WORKER_OPTIONS,
-  ...['rows', 'resume', 'overwrite', 'linger', 'supervise', 'shutdown', 'maxQueue', 'onUnknown', 'signal'],
+  ...['rows', 'validRows', 'resume', 'overwrite', 'linger', 'supervise', 'shutdown', 'maxQueue', 'onUnknown', 'signal'],
 ]
 const VALIDATE_OPTIONS = [...WORKER_OPTIONS, 'timeout', 'signal']
 

@@ -5,7 +5,7 @@ const { setTimeout: sleep } = require('node:timers/promises')
 const { aborted } = require('./channel.js')
 const { latestCheckpoint } = require('./checkpoints.js')
 const { CommandFailed, NoWorker, RunEnded, WorkerDied } = require('./errors.js')
-const { Run } = require('./run.js')
+const { Run, resultOf } = require('./run.js')
 const { Supervision } = require('./supervision.js')
 const { HELLO_TIMEOUT, SHUTDOWN, WorkerProcess } = require('./worker.js')
 
@@ -28,6 +28,7 @@ class LaunchedRun extends Run {
   #afterRestart = false
   #waitingRoom = []
   #rungs = []
+  #started
 
   /** How often the worker was started again. */
   restarts = 0
@@ -107,6 +108,11 @@ class LaunchedRun extends Run {
     for (const act of waiting) act()
   }
 
+  /** Resolves with what the `start` command came to, when the run is ready to train. */
+  async started(call = {}) {
+    return this._within('started', this.#started, call)
+  }
+
   #start(resume) {
     const { overwrite, linger } = this.#options
     const parameters = { config: this.#config }
@@ -115,7 +121,11 @@ class LaunchedRun extends Run {
     if (overwrite && this.lastSeq === 0) parameters.overwrite = true
     if (linger) parameters.linger = true
     const worker = this.#worker
-    worker.channel.request('start', parameters).then(
+    const start = worker.channel.request('start', parameters)
+    this.#started = start.then(resultOf)
+    // Who does not ask gets it from the events.
+    this.#started.catch(() => {})
+    start.then(
       ({ result }) => {
         this.runId ??= result?.run_id ?? null
         this.runDir ??= result?.run_dir ?? null
@@ -148,7 +158,9 @@ class LaunchedRun extends Run {
     const { channel } = this.#worker
     await this._filled()
     if (this.#end) {
-      const result = this._resultOf(this.#end, { restarts: this.restarts, shutdown: this.#rungs })
+      const ends = [...this.#rungs.slice(1).map(({ began }) => began), Date.now()]
+      const shutdown = this.#rungs.map(({ name, began }, i) => ({ name, ms: ends[i] - began }))
+      const result = this._resultOf(this.#end, { restarts: this.restarts, shutdown })
       channel.failAll((cmd) => new RunEnded(cmd, result))
       this._finish(result)
       return
@@ -239,9 +251,9 @@ class LaunchedRun extends Run {
           times: { ...SHUTDOWN, ...this.#options.shutdown },
           saving: () => this.#saves(worker),
           stop: () => worker.channel.request('stop', {}).catch(() => {}),
-          onRung: (rung, ms) => {
-            this.#rungs.push({ rung, ms })
-            this.emit('shutdown', { rung, ms })
+          onRung: (name) => {
+            this.#rungs.push({ name, began: Date.now() })
+            this.emit('shutdown', { name })
           },
         })
         await this.wait().catch(() => {})

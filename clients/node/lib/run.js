@@ -107,30 +107,23 @@ class Run extends EventStream {
     return metrics
   }
 
-  async wait({ timeout = 0, signal } = {}) {
+  async wait(call = {}) {
+    return this._within('wait', this.#over, call)
+  }
+
+  /** Waits for a promise as long as `timeout` and `signal` let it, and keeps Node's process alive meanwhile. */
+  async _within(name, promise, { timeout = 0, signal }) {
+    if (signal?.aborted) throw aborted(signal)
     const release = this._hold()
     let timer
     let onAbort
+    const givenUp = new Promise((_, reject) => {
+      if (timeout > 0) timer = setTimeout(() => reject(new CommandTimeout(name, timeout, this._whatItDid())), timeout)
+      onAbort = () => reject(aborted(signal))
+      signal?.addEventListener('abort', onAbort, { once: true })
+    })
     try {
-      if (signal?.aborted) throw aborted(signal)
-      const others = []
-      if (timeout > 0) {
-        others.push(
-          new Promise((_, reject) => {
-            const late = () => reject(new CommandTimeout('wait', timeout, this._whatItDid()))
-            timer = setTimeout(late, timeout)
-          }),
-        )
-      }
-      if (signal) {
-        others.push(
-          new Promise((_, reject) => {
-            onAbort = () => reject(aborted(signal))
-            signal.addEventListener('abort', onAbort, { once: true })
-          }),
-        )
-      }
-      return await Promise.race([this.#over, ...others])
+      return await Promise.race([promise, givenUp])
     } finally {
       clearTimeout(timer)
       signal?.removeEventListener('abort', onAbort)
@@ -214,4 +207,4 @@ function resultOf({ result, at_seq: atSeq }) {
   return atSeq === undefined ? { ...result } : { ...result, at_seq: atSeq }
 }
 
-module.exports = { Run }
+module.exports = { Run, resultOf }

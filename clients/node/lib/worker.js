@@ -210,7 +210,7 @@ class WorkerProcess {
 
   /**
    * Ends the worker, rung by rung, until it is gone: `stop` command, closed stdin, SIGTERM, SIGKILL. While `saving()`
-   * resolves with true no further rung is taken before `times.save` has passed. `onRung(name, ms)` tells each rung.
+   * resolves with true no further rung is taken before `times.save` has passed. `onRung(name)` tells each rung.
    */
   async shutdown({ times, saving, onRung, stop }) {
     const began = Date.now()
@@ -222,7 +222,7 @@ class WorkerProcess {
     ]
     for (const [name, wait, act] of rungs) {
       if (this.closed) break
-      onRung(name, Date.now() - began)
+      onRung(name)
       act()
       await this.#goneWithin(wait)
       while (!this.closed && Date.now() - began < times.save && (await saving())) await this.#goneWithin(SAVE_POLL)

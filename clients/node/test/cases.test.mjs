@@ -111,7 +111,7 @@ class Player {
     this.run = run
     this.rungs = []
     run.on('event', (event) => this.heard.add(event.type))
-    run.on('shutdown', ({ rung }) => this.rungs.push(rung))
+    run.on('shutdown', ({ name }) => this.rungs.push(name))
     this.iterator = run[Symbol.asyncIterator]()
   }
 

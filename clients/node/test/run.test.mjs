@@ -112,7 +112,7 @@ test('abort ends loops at once and the run gracefully', PATIENT, async (t) => {
   assert.equal(seen.at(-1), 'step')
   const result = await run.wait()
   assert.equal(result.outcome, 'stopped')
-  assert.deepEqual(result.shutdown.map(({ rung }) => rung), ['stop'])
+  assert.deepEqual(result.shutdown.map(({ name }) => name), ['stop'])
 })
 
 test('a call given up by its signal or its time leaves the run alone', PATIENT, async (t) => {
@@ -233,15 +233,17 @@ test('a config file is read where it lies, and names the run', PATIENT, async (t
 
 test('rows in memory are written into the run folder', PATIENT, async (t) => {
   const run_dir = path.join(folder(), 'run')
-  const rows = { train: [{ text: 'ä\u2028b' }, { text: 'c' }], valid: [{ text: 'd' }] }
-  const expected = { data: path.join(run_dir, 'rows.jsonl'), valid_data: path.join(run_dir, 'rows-valid.jsonl') }
+  const rows = [{ text: 'ä\u2028b' }, { text: 'c' }]
+  const validRows = [{ text: 'd' }]
+  const expected = { data: path.join(run_dir, 'rows', 'train.jsonl'), valid_data: path.join(run_dir, 'rows', 'valid.jsonl') }
   const script = { worker: [{ hello: {} }, { await: 'start', with: { config: expected } }, { send: { type: 'end', seq: '$drop' } }] }
-  const run = await launch({ model: 'm', run_dir }, { command: fakeWorker(script), rows })
+  const run = await launch({ model: 'm', run_dir }, { command: fakeWorker(script), rows: new Set(rows), validRows })
   assert.equal((await run.wait()).outcome, 'completed')
   const read = (file) => fs.readFileSync(file, 'utf8').trim().split('\n').map((line) => JSON.parse(line))
-  assert.deepEqual(read(expected.data), rows.train)
-  assert.deepEqual(read(expected.valid_data), rows.valid)
+  assert.deepEqual(read(expected.data), rows)
+  assert.deepEqual(read(expected.valid_data), validRows)
   await assert.rejects(launch({ model: 'm', data: 'd', run_dir }, { command: ['x'], rows: [] }), /exclude each other/)
+  await assert.rejects(launch({ model: 'm', run_dir }, { command: ['x'], rows: [] }), /rows is empty/)
 })
 
 function program(body, last = { await: 'eof' }) {

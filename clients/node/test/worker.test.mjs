@@ -91,8 +91,19 @@ test('every command has its effect and its answer', REAL, async (t) => {
   await assert.rejects(run.pause(), trainwire.RunEnded)
 })
 
+test('a start is awaited, and a run is followed from an event on', REAL, async (t) => {
+  const run = await start(t, { script: { step_ms: 10 }, config: { max_steps: 40 } })
+  const started = await run.started({ timeout: 20_000 })
+  assert.deepEqual([started.run_dir, started.total_steps, started.resumed_from], [run.runDir, 40, null])
+  const other = await attach(run.runDir, { fromSeq: 5 })
+  const events = await collect(other)
+  assert.deepEqual([events[0].seq, events.at(-1).type, other.lastSeq], [5, 'end', events.at(-1).seq])
+  assert.equal((await other.wait()).metrics.step, 40)
+})
+
 test('a config that the worker refuses shows as error and end', REAL, async (t) => {
   const run = await start(t, { config: { batch_sise: 3 } })
+  await assert.rejects(run.started(), (error) => error instanceof trainwire.CommandFailed && error.code === 'config_invalid')
   const events = await collect(run)
   assert.deepEqual(types(events), ['error', 'end'])
   const result = await run.wait()
@@ -178,7 +189,7 @@ test('close stops with a checkpoint, also a paused run', REAL, async (t) => {
   await run.pause()
   const result = await run.close()
   assert.equal(result.outcome, 'stopped')
-  assert.deepEqual(result.shutdown.map(({ rung }) => rung), ['stop'])
+  assert.deepEqual(result.shutdown.map(({ name }) => name), ['stop'])
   assert.equal((await latestCheckpoint(run.runDir)).path, result.checkpoint)
 })
 
@@ -187,7 +198,7 @@ test('a long save is waited for, rung by rung', REAL, async (t) => {
   await collect(run, (event) => event.step === 3)
   const result = await run.close()
   assert.equal(result.outcome, 'stopped')
-  assert.ok(!result.shutdown.some(({ rung }) => rung === 'kill' || rung === 'terminate'), JSON.stringify(result.shutdown))
+  assert.ok(!result.shutdown.some(({ name }) => name === 'kill' || rung === 'terminate'), JSON.stringify(result.shutdown))
   assert.equal((await latestCheckpoint(run.runDir)).path, result.checkpoint)
 })
 
@@ -196,7 +207,8 @@ test('a stopped process is ended all the same', REAL, async (t) => {
   await collect(run, (event) => event.step === 3)
   process.kill(run.pid, 'SIGSTOP')
   const result = await run.close()
-  assert.deepEqual(result.shutdown.map(({ rung }) => rung), ['stop', 'stdin', 'terminate'])
+  assert.deepEqual(result.shutdown.map(({ name }) => name), ['stop', 'stdin', 'terminate'])
+  assert.ok(result.shutdown.every(({ name, ms }) => name === 'terminate' ? ms < 9000 : ms > 150 && ms < 2000), JSON.stringify(result.shutdown))
   assert.ok(!exists(run.pid))
 })
 
