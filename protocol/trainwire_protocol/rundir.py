@@ -63,6 +63,11 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
         return self.manifest.step
 
     @property
+    def kind(self) -> CheckpointKind:
+        """Why it was written."""
+        return self.manifest.kind
+
+    @property
     def bytes(self) -> int:
         """Size of its files."""
         return sum(entry.size for entry in self.manifest.files.values())

@@ -28,6 +28,7 @@ class Acts:
         self._acts = script.acts
         self._inbox = inbox
         self._clock = clock
+        self._parent = os.getppid()
         self.attempt = 1
 
     def perform(self, moment: s.Moment, step: int) -> str | None:
@@ -52,7 +53,7 @@ class Acts:
             case s.Sleep():
                 self._clock.wait(act.ms)
             case s.Hang():
-                _hang(act.orphan_ms / 1000)
+                self._hang(act.orphan_ms / 1000)
             case s.AwaitOrder():
                 self._inbox.await_order()
             case s.Print():
@@ -76,6 +77,14 @@ class Acts:
                     os._exit(1)
             case s.CloseChannel():
                 self._inbox.close()
+
+    def _hang(self, orphan_seconds: float) -> None:
+        deadline = None
+        while deadline is None or time.monotonic() < deadline:
+            time.sleep(min(0.25, orphan_seconds))
+            if deadline is None and os.getppid() != self._parent:
+                deadline = time.monotonic() + orphan_seconds
+        os._exit(1)
 
     def _show_progress(self, act: s.ShowProgress, step: int) -> None:
         for done in range(act.total + 1):
@@ -117,15 +126,6 @@ def _print(act: s.Print) -> None:
     else:
         code = f"import os; os.write({descriptor}, {act.text!r}.encode() + b'\\n')\n" * min(act.repeat, 1000)
         subprocess.run([sys.executable, "-c", code], check=False)
-
-
-def _hang(orphan_seconds: float) -> None:
-    parent, deadline = os.getppid(), None
-    while deadline is None or time.monotonic() < deadline:
-        time.sleep(min(0.25, orphan_seconds))
-        if deadline is None and os.getppid() != parent:
-            deadline = time.monotonic() + orphan_seconds
-    os._exit(1)
 
 
 def _die(name: str) -> None:

@@ -274,6 +274,12 @@ test('an idle client does not keep the process alive', PATIENT, async (t) => {
   await until('the worker saw the end of its stdin', () => !exists(pid))
 })
 
+test('a fake worker that hangs leaves with its front end', PATIENT, async (t) => {
+  const body = "console.log(run.pid); process.kill(process.pid, 'SIGKILL')"
+  const done = spawnSync(process.execPath, ['-e', program(body, { hang: true }), folder()], { encoding: 'utf8', timeout: 20_000 })
+  await until('the worker left', () => !exists(Number(done.stdout)))
+})
+
 test('what waits for a run keeps the process alive', PATIENT, async (t) => {
   for (const body of ["run.on('step', () => {})", 'for await (const _ of run);', 'await run.wait()', 'await run.eval()']) {
     const child = spawn(process.execPath, ['-e', program(`console.log(run.pid); ${body}`), folder()], { stdio: ['ignore', 'pipe', 'inherit'] })

@@ -198,7 +198,7 @@ test('a long save is waited for, rung by rung', REAL, async (t) => {
   await collect(run, (event) => event.step === 3)
   const result = await run.close()
   assert.equal(result.outcome, 'stopped')
-  assert.ok(!result.shutdown.some(({ name }) => name === 'kill' || rung === 'terminate'), JSON.stringify(result.shutdown))
+  assert.ok(!result.shutdown.some(({ name }) => name === 'kill' || name === 'terminate'), JSON.stringify(result.shutdown))
   assert.equal((await latestCheckpoint(run.runDir)).path, result.checkpoint)
 })
 

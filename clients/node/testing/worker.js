@@ -11,6 +11,7 @@ const samples = require('./lines.json')
 
 const TRANSPORT = new Set(['hello', 'response', 'heartbeat', 'gap'])
 const BAD_COMMAND = 97
+const PARENT = process.ppid
 
 function sleep(ms) {
   Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms)
@@ -98,7 +99,10 @@ class FakeWorker {
     close: (stream) => fs.closeSync(stream === 'stdin' ? 0 : 1),
     grandchild: (seconds) => spawn('sleep', [String(seconds)], { stdio: ['ignore', 'inherit', 'ignore'] }).unref(),
     sleep_ms: sleep,
-    hang: () => sleep(Infinity),
+    hang: () => {
+      while (process.ppid === PARENT) sleep(250)
+      process.exit(1)
+    },
     die: (signal) => {
       process.kill(process.pid, signal)
       sleep(Infinity)

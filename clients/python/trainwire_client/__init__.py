@@ -1,19 +1,6 @@
 """Drive a trainwire worker from Python: launch a run, iterate over its events, steer it, wait for its result."""
 
-from .attaching import AttachedRun, attach
-from .channel import Channel
-from .errors import (
-    ClientError,
-    CommandFailed,
-    CommandTimeout,
-    NoWorker,
-    ProtocolMismatch,
-    RunEnded,
-    RunFailed,
-    WorkerDied,
-    WorkerNotFound,
-)
-from .events import (
+from trainwire_protocol.events import (
     Attempt,
     Checkpoint,
     Command,
@@ -34,6 +21,20 @@ from .events import (
     Resumed,
     Status,
     Step,
+)
+
+from .attaching import AttachedRun, attach
+from .channel import Channel
+from .errors import (
+    ClientError,
+    CommandFailed,
+    CommandTimeout,
+    NoWorker,
+    ProtocolMismatch,
+    RunEnded,
+    RunFailed,
+    WorkerDied,
+    WorkerNotFound,
 )
 from .launching import launch, validate
 from .log import METRICS, Series, history, latest_checkpoint

@@ -22,9 +22,10 @@ from .async_commands import AsyncCommands
 from .attaching import AttachedRun
 from .delivery import Item
 from .errors import ClientError, CommandTimeout, NoWorker
+from .facts import Facts
 from .handle import AnyEvent, Handle, Handler, check_name
 from .requests import OpenCommand
-from .results import Result, Rung, Started
+from .results import Result, Started
 from .run import Run
 
 P = ParamSpec("P")
@@ -32,7 +33,7 @@ AnyHandle = TypeVar("AnyHandle", bound=Handle)
 AnyAsync = TypeVar("AnyAsync", bound="AsyncHandle[Any]")
 
 
-class AsyncHandle(AsyncCommands, Generic[AnyHandle]):
+class AsyncHandle(AsyncCommands, Facts, Generic[AnyHandle]):
     """A run as seen from an event loop. `on` handlers may be functions or coroutine functions.
 
     One task at a time consumes events, by iterating or by `wait`. A call that is cancelled does not take its
@@ -165,16 +166,6 @@ class AsyncHandle(AsyncCommands, Generic[AnyHandle]):
         return consumer is not None and consumer is not asyncio.current_task() and not consumer.done()
 
     @property
-    def run_dir(self) -> str | None:
-        """The run folder, as soon as it is known."""
-        return self._handle.run_dir
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will come."""
-        return self._handle.ended
-
-    @property
     def pid(self) -> int | None:
         """Process id of the worker."""
         pid: int | None = self._handle.pid  # type: ignore[attr-defined]
@@ -206,9 +197,13 @@ class AsyncRun(AsyncHandle[Run]):
         return self._handle.stderr
 
     @property
-    def rungs(self) -> tuple[Rung, ...]:
-        """The rungs of the shutdown ladder that were needed, with their durations."""
-        return self._handle.rungs
+    def junk(self) -> int:
+        """How many lines on the worker's stdout were no protocol lines."""
+        return self._handle.junk
+
+    async def kill(self) -> None:
+        """Send SIGKILL to the worker and its engine: nothing is saved."""
+        await asyncio.to_thread(self._handle.kill)
 
 
 class AsyncAttachedRun(AsyncHandle[AttachedRun]):

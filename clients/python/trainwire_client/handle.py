@@ -13,6 +13,7 @@ from .commands import Commands
 from .core import Core
 from .delivery import Item
 from .errors import ClientError, CommandTimeout, NoWorker
+from .facts import Facts
 from .requests import OpenCommand
 from .results import Result, Started
 
@@ -28,7 +29,7 @@ def check_name(name: str) -> None:
         raise ClientError(f"There is no event {name!r}. These are: {', '.join(EVENT_NAMES)}.")
 
 
-class Handle(Commands):
+class Handle(Commands, Facts):
     """A run: iterate over it for its events, call its commands, wait for its result, leave it by `with`.
 
     One thread at a time consumes events, by iterating or by `wait`; handlers run in that thread.
@@ -134,17 +135,6 @@ class Handle(Commands):
         if consumer is None or consumer == threading.get_ident():
             return False
         return any(thread.ident == consumer for thread in threading.enumerate())
-
-    @property
-    def run_dir(self) -> str | None:
-        """The run folder, as soon as it is known."""
-        folder = self._core.tracker.run_dir or self._core.run_dir
-        return None if folder is None else str(folder)
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will come."""
-        return self._core.ended.is_set()
 
     def close(self) -> None:
         """Let go of the run."""

@@ -26,10 +26,10 @@ SERVE = "serve"
 
 
 class Supervision(msgspec.Struct, frozen=True):
-    """A worker that died is started again at most `restarts` times within `seconds`."""
+    """A worker that died is started again at most `restarts` times `within` seconds."""
 
     restarts: int = 5
-    seconds: float = 180.0
+    within: float = 180.0
 
 
 class Run(Handle):
@@ -119,11 +119,6 @@ class Run(Handle):
         """How many lines on the worker's stdout were no protocol lines."""
         return self._channel.junk
 
-    @property
-    def rungs(self) -> tuple[Rung, ...]:
-        """The rungs of the shutdown ladder that were needed, with their durations."""
-        return tuple(self._core.rungs)
-
     def _on_data(self, data: bytes) -> None:
         try:
             received = self._channel.feed(data)
@@ -155,7 +150,7 @@ class Run(Handle):
         if rule is None or self._closing or self._start is None:
             return False
         now = time.monotonic()
-        while self._deaths and now - self._deaths[0] > rule.seconds:
+        while self._deaths and now - self._deaths[0] > rule.within:
             self._deaths.popleft()
         if len(self._deaths) >= rule.restarts:
             return False
@@ -224,6 +219,12 @@ class Run(Handle):
             self._core.wait_unless_saving(seconds, pace.save)
             self._core.rungs.append(Rung(name, time.monotonic() - began))
         self._process.join(pace.exit)
+
+    def kill(self) -> None:
+        """Send SIGKILL to the worker and its engine: nothing is saved."""
+        self._closing = True
+        self._process.signal_group(signal.SIGKILL)
+        self._process.join(self._shutdown.exit)
 
     def _ask_to_stop(self) -> OpenCommand | None:
         try:

@@ -36,6 +36,7 @@ class Tracker:
         self.activity = "none"
         self.step = 0
         self.run_dir: str | None = None
+        self.run_id: str | None = None
         self.last_checkpoint: str | None = None
         self.error: Error | None = None
         self.end: End | None = None
@@ -73,6 +74,7 @@ class Tracker:
         elif isinstance(event, Init):
             self.run_dir = event.run_dir
         elif isinstance(event, Attempt):
+            self.run_id = event.run_id
             self.last_checkpoint = event.resumed_from or self.last_checkpoint
         elif isinstance(event, Error):
             self.error = event

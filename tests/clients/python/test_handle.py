@@ -244,10 +244,10 @@ def test_values_of_later_minor_versions_end_no_run_and_reach_on_unknown() -> Non
     assert (result.outcome, result.exit_code) == ("postponed", 30)
 
 
-def is_gone(pid_file: Path) -> bool:
-    """Say whether the process that wrote its number is there no more."""
+def is_gone(number: str) -> bool:
+    """Say whether there is no such process any more."""
     try:
-        os.kill(int(pid_file.read_text()), 0)
+        os.kill(int(number), 0)
     except ProcessLookupError:
         return True
     return False
@@ -261,7 +261,7 @@ def test_ctrl_c_while_the_worker_is_silent_leaves_no_worker(tmp_path: Path) -> N
     command = [sys.executable, "-c", program.format(path=str(tmp_path / "pid"))]
     with pytest.raises(KeyboardInterrupt):
         tw.launch(CONFIG, command=command)
-    assert is_gone(tmp_path / "pid")
+    assert is_gone((tmp_path / "pid").read_text())
 
 
 def test_a_worker_of_another_major_that_stays_is_ended_at_once(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_worker_of_another_major_that_stays_is_ended_at_once(tmp_path: Path) -
     began = time.monotonic()
     with pytest.raises(tw.ProtocolMismatch, match="protocol 9, this client speaks protocol 1"):
         tw.launch(CONFIG, command=command)
-    assert is_gone(tmp_path / "pid")
+    assert is_gone((tmp_path / "pid").read_text())
     assert time.monotonic() - began < 8
 
 
@@ -306,3 +306,18 @@ def test_many_threads_steer_one_run_and_each_gets_its_own_answer() -> None:
             thread.join()
         assert steps == 1000
         assert run.wait().outcome == "completed"
+
+
+def test_a_fake_worker_that_hangs_leaves_with_its_front_end() -> None:
+    program = """
+        import json, os, signal, sys, trainwire_client as tw
+        print(tw.launch({"model": "m", "data": "d"}, command=json.loads(sys.argv[1])).pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = json.dumps(fake_worker([*BEGIN, {"hang": True}]))
+    words = [sys.executable, "-c", textwrap.dedent(program), command]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    deadline = time.monotonic() + 20
+    while not is_gone(done.stdout):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

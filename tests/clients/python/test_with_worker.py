@@ -212,6 +212,22 @@ def test_a_worker_that_was_stopped_by_the_system_is_woken_to_leave(begin: Callab
     assert run.wait().checkpoint is not None
 
 
+def test_a_run_that_is_killed_saves_nothing_and_tells_what_was_last_heard(
+    begin: Callable[..., tw.Run], tmp_path: Path
+) -> None:
+    with begin(options={"supervise": True}, max_steps=FOR_EVER) as run:
+        started = run.started(30)
+        next(event for event in run if event.type == "step")
+        paused = run.pause().step
+        assert (run.run_id, run.phase, run.step) == (started.run_id, "paused", paused)
+        run.kill()
+        with pytest.raises(tw.WorkerDied, match="SIGKILL"):
+            run.wait()
+    assert (run.ended, run.restarts, run.rungs, run.last_checkpoint) == (True, 0, (), None)
+    wait_for_the_lock(tmp_path / "run")
+    assert tw.latest_checkpoint(tmp_path / "run") is None
+
+
 def test_a_hanging_engine_is_killed_with_its_worker(begin: Callable[..., tw.Run], tmp_path: Path) -> None:
     acts = [{"do": "log", "message": "hangs from here on", "step": 3}, {"do": "hang", "step": 3}]
     with begin({"acts": acts}, {"shutdown": QUICK}, max_steps=FOR_EVER) as run:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+PARENT = os.getppid()
 TRANSPORT = ("hello", "response", "heartbeat", "gap")
 MISMATCH, NO_MORE_INPUT = 97, 98
 """Exit codes: a command was not as the script says; stdin ended while a command was awaited."""
@@ -218,8 +219,9 @@ class FakeWorker:
             case {"sleep_ms": milliseconds}:
                 time.sleep(milliseconds / 1000)
             case {"hang": True}:
-                while True:
-                    signal.pause()
+                while os.getppid() == PARENT:
+                    time.sleep(0.25)
+                raise Leave(1)
             case {"die": name}:
                 os.kill(os.getpid(), signal.Signals[name])
             case _:
