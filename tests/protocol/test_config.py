@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainwire_protocol.config import FIELDS, SETTABLE, Config
 from trainwire_protocol.config_load import build_config, check, check_settings, parse_assignment, read_config_file
-from trainwire_protocol.errors import BadParams, ConfigInvalid, UnknownParam
+from trainwire_protocol.errors import BY_CODE, BadParams, ConfigInvalid, UnknownParam, from_code
 from trainwire_protocol.foreign_keys import FOREIGN_KEYS
 
 KEYS = st.sampled_from([*FIELDS, *FOREIGN_KEYS, "x"])
@@ -198,6 +198,13 @@ def test_a_revision_without_a_hub_id_is_refused(tmp_path: Path) -> None:
 def test_a_message_ends_with_one_full_stop(written: str, told: str) -> None:
     error = BadParams(written)
     assert (error.message, str(error)) == (told, told)
+
+
+@pytest.mark.parametrize("code", [code for code, kind in BY_CODE.items() if kind.exit_code is not None])
+def test_whatever_ends_a_run_says_what_to_do(code: str) -> None:
+    error = from_code(code, "It failed")
+    assert error.hint or code in ("busy", "unsupported"), "these two are also answers to commands"
+    assert from_code(code, "It failed", hint="Do this.").hint == "Do this."
 
 
 def test_the_default_learning_rate_depends_on_the_method() -> None:

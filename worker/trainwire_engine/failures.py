@@ -24,20 +24,13 @@ def as_error(error: BaseException) -> TrainwireError:
     if isinstance(error, TrainwireError):
         return error
     if is_out_of_memory(error):
-        return OutOfMemory(
-            f"The memory does not suffice: {_first_line(error)}",
-            hint="Lower micro_batch_tokens or max_seq_length, or set gradient_checkpointing = true.",
-        )
+        return OutOfMemory(f"The memory does not suffice: {_first_line(error)}")
     if isinstance(error, OSError):
         return disk_error("Reading or writing failed", error)
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in ("mlx", "mlx_lm", "tokenizers"):
-        return EngineUnavailable(
-            f"The Python package {error.name} is not installed.",
-            hint="Install the engine: pip install 'trainwire[cpu]' (or [cuda12], [cuda13]; on a Mac: trainwire).",
-        )
+        return EngineUnavailable(f"The Python package {error.name} is not installed.")
     return Internal(
         f"{type(error).__name__}: {_first_line(error)}",
-        hint="This is a bug in trainwire.",
         traceback="".join(traceback.format_exception(error))[-4000:],
     )
 

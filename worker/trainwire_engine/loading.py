@@ -104,10 +104,7 @@ def load_module(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
         raise
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] in ("mlx_lm", "transformers"):
-            raise EngineUnavailable(
-                f"The Python package {error.name.split('.')[0]} is not installed.",
-                hint="Install the engine: pip install 'trainwire[cpu]' (or [cuda12], [cuda13]; on a Mac: trainwire).",
-            ) from error
+            raise EngineUnavailable(f"The Python package {error.name.split('.')[0]} is not installed.") from error
         raise _broken(folder, error) from error
     except (Exception, SystemExit) as error:
         raise _broken(folder, error) from error
