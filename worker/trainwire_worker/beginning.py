@@ -10,9 +10,9 @@ from trainwire_protocol.events import Attempt
 from trainwire_protocol.rundir import CheckpointInfo
 from trainwire_protocol.version import VERSION
 
-from .desk import Pending
 from .ending import failure, from_os_error
 from .engine_session import start_engine
+from .host import Pending
 from .prepare import Prepared, prepare
 from .reports import Reports
 from .request import Request, request_from_arguments, request_from_command

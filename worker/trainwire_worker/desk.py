@@ -1,17 +1,16 @@
 """Takes commands, says which fit the phase, and answers each of them exactly once."""
 
-from typing import Any, Protocol
-
-import msgspec
+from typing import Any
 
 from trainwire_protocol import commands as c
-from trainwire_protocol.channel import Order, PauseOrder, ResumeOrder
+from trainwire_protocol.channel import PauseOrder, ResumeOrder
 from trainwire_protocol.codec import Refusal, decode_command
 from trainwire_protocol.errors import BadLine, Busy, CommandRefused, ShuttingDown, TrainwireError, WrongState
 from trainwire_protocol.events import Command, ErrorBody, Phase, Response, Source
 
 from .connection import Connection
 from .emitter import Emitter
+from .host import Host, Pending
 from .orders import make_order, order_parameters
 from .replay import check_types, marked_lines
 from .snapshot import Snapshot
@@ -31,45 +30,6 @@ ALLOWED: dict[str, frozenset[Phase]] = {
     "generate": _TRAINING | {"lingering"},
 }
 """The phases in which a command is taken; those that are not listed are taken always."""
-
-
-class Pending(msgspec.Struct):
-    """A command that is not answered yet."""
-
-    id: int | str | None
-    cmd: str
-    connection: Connection | None
-    seq: int | None = None
-    counts: bool = False
-    """True for a `resume` that pauses again after a number of updates."""
-
-
-class Host(Protocol):
-    """What the desk asks of the worker."""
-
-    def start_run(self, command: c.Start, order: int) -> None:
-        """Begin the run; the order is answered when it trains."""
-
-    def check_config(self, command: c.Validate, order: int) -> None:
-        """Check a config and its data."""
-
-    def stop_run(self, pending: Pending, *, save: bool) -> None:
-        """End the run because a client asks."""
-
-    def give_order(self, order: Order) -> None:
-        """Hand an order to the engine."""
-
-    def enter(self, phase: Phase, message: str) -> None:
-        """Change the phase, and say so."""
-
-    def let_go(self) -> bool:
-        """Let the run outlive its front end; false if it would have done so already."""
-
-    def status_result(self) -> dict[str, Any]:
-        """Give the snapshot for `status`."""
-
-    def now_ms(self) -> int:
-        """Give the time."""
 
 
 class Desk:

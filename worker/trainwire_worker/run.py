@@ -11,10 +11,10 @@ from trainwire_protocol.events import Phase, Source
 from trainwire_protocol.rundir import CheckpointInfo, newest_whole_checkpoint
 
 from .beginning import Beginning
-from .desk import Pending
 from .emitter import Clock, Emitter
 from .ending import Ending, failure
 from .engine_session import Departure
+from .host import Pending
 from .options import Options
 from .snapshot import Snapshot
 from .state import RunState
