@@ -45,7 +45,7 @@ def _who_looks_on(mode: str, dialect: str, stdout: int, stderr: int) -> tuple[in
 def main(arguments: list[str] | None = None) -> int:
     """Run one worker; the exit status of the process."""
     words = sys.argv[1:] if arguments is None else arguments
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from .options import parse
 

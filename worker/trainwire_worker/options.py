@@ -1,20 +1,21 @@
 """The worker's arguments: what a front end decides before the run, one list for `run` and `serve`."""
 
 import argparse
-from dataclasses import dataclass, field
+import functools
 from pathlib import Path
 from typing import NoReturn
+
+import msgspec
 
 from trainwire_protocol.codec import MAX_LINE_OUT, MIN_LINE_OUT
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The parsed arguments. Times are in seconds."""
 
     mode: str
     config: Path | None = None
-    assignments: list[str] = field(default_factory=list)
+    assignments: list[str] = []
     overwrite: bool = False
     resume: str | None = None
     linger: bool = False
@@ -27,7 +28,7 @@ class Options:
     engine: str = "mlx"
     script: Path | None = None
     restarts: int = 0
-    tracker: list[str] = field(default_factory=list)
+    tracker: list[str] = []
     heartbeat: float = 5.0
     max_line: int = MAX_LINE_OUT
     backpressure: str = "drop"
@@ -65,14 +66,19 @@ def _count(text: str) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Make the parser of `trainwire run` and `trainwire serve`."""
+    # A formatter that had to ask for the terminal's width would be asked for every argument, also without --help.
+    formatter = functools.partial(argparse.HelpFormatter, width=100)
     parser = argparse.ArgumentParser(
         prog="trainwire",
         description="Fine-tune a language model. Events are JSON lines on stdout, commands are lines on stdin.",
         allow_abbrev=False,
+        formatter_class=formatter,
     )
     modes = parser.add_subparsers(dest="mode", required=True, metavar="run|serve")
-    run = modes.add_parser("run", help="start at once with a config file", allow_abbrev=False)
-    serve = modes.add_parser("serve", help="wait for a start command", allow_abbrev=False)
+    run = modes.add_parser(
+        "run", help="start at once with a config file", allow_abbrev=False, formatter_class=formatter
+    )
+    serve = modes.add_parser("serve", help="wait for a start command", allow_abbrev=False, formatter_class=formatter)
     run.add_argument("config", type=Path, help="TOML file (or the config.json of a run folder)")
     run.add_argument("assignments", nargs="*", metavar="key=value", help="keys that win over the file")
     run.add_argument("--overwrite", action="store_true", help="with resume=never: remove the run that the folder holds")
