@@ -53,6 +53,7 @@ class Saves:
         self._whole: tuple[Path, Mark] | None = (resumed, course.mark()) if resumed else None
         self._taken: Mark | None = None
         self._told_blocking = False
+        self._newest_step = self._start_step
         self.newest: Path | None = resumed
         """The checkpoint that was whole last."""
 
@@ -67,16 +68,19 @@ class Saves:
             self._behind(targets)
 
     def ordered(self, order: CheckpointOrder) -> None:
-        """Write a checkpoint by order, under its own name if it has one; the same state is not written twice."""
+        """Write a checkpoint by order, under its own name if it has one; the same state is not written twice.
+
+        A checkpoint that the run would remove or replace some day gets links, and a manifest that keeps it.
+        """
         self.settle()
         step = self._course.state.step
         if order.name in _RESERVED:
             raise BadParams(f"{order.name} is a name that the run gives itself.", name=order.name)
         whole = self.whole()
         path = self._saver.run_dir / (order.name or checkpoint_name(step))
-        if whole is not None and (order.name is None or path == whole):
+        if whole is not None and order.name in (None, whole.name) and not _passes(whole):
             self._answer(order.order, whole, step, _size(whole), changed=False)
-        elif order.name is not None and path.exists():
+        elif order.name is not None and path.exists() and path != whole:
             raise BadParams(f"There is a checkpoint {order.name} already.", name=order.name)
         else:
             self._behind([Target(path.name, "manual", order.order)])
@@ -85,7 +89,7 @@ class Saves:
         """Write this state and wait until it is whole; raises OSError. A stop's state is not written twice."""
         self.settle()
         whole = self.whole()
-        if whole is not None and target.kind == "periodic":
+        if whole is not None and target.kind == "periodic" and whole.name != BEST_NAME:
             return whole
         with self._reports.activity("checkpoint"):
             if whole is None or not self._saver.link(whole, self._course.state.step, [target]):
@@ -157,9 +161,11 @@ class Saves:
 
     def _announce(self, done: Done) -> None:
         target = done.target
-        self.newest = done.path
-        if self._taken is not None and self._taken[0].step == done.step:
-            self._whole = (done.path, self._taken)
+        # A better one takes the name `best` away: a state that has another name is known by that.
+        if target.kind != "best" or done.step != self._newest_step:
+            self.newest, self._newest_step = done.path, done.step
+            if self._taken is not None and self._taken[0].step == done.step:
+                self._whole = (done.path, self._taken)
         self._reports.saved(str(done.path), done.step, done.bytes, target.kind, target.order)
         if target.kind == "periodic":
             self._reports.forget(done.step)
@@ -181,6 +187,12 @@ class Saves:
             f"{known.message} The checkpoints before are intact.",
             {"path": str(done.path), "step": done.step, "code": known.code},
         )
+
+
+def _passes(folder: Path) -> bool:
+    """Whether the run removes or replaces a checkpoint by itself some day."""
+    manifest = read_manifest(folder)
+    return manifest is None or manifest.kind in ("periodic", "best")
 
 
 def _size(folder: Path) -> int:

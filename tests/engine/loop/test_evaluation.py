@@ -113,7 +113,8 @@ def test_patience_ends_the_run_early(with_valid: dict[str, Any], base: Path, los
     assert (complete.reason, complete.total_steps) == ("early_stopping", 4)
     assert [(e.epoch, e.updates) for e in result.of(ev.EpochEnd)] == [(1, 4)]
     assert result.one(ch.Finished).checkpoint == str(Path(with_valid["run_dir"]) / "final")
-    again = play({**with_valid, "eval_every": 1, "early_stopping_patience": 2}, base, resume_from=final(result))
+    named = {**with_valid, "eval_every": 1, "early_stopping_patience": 2, "resume": final(result)}
+    again = play(named, base, resume_from=final(result))
     assert again.one(ch.Failed).code == "resume_refused"
 
 

@@ -169,6 +169,40 @@ def test_checkpoint_by_order_is_manual_and_not_written_twice_for_one_state(confi
     assert [(c.path, c.cause) for c in manual] == [(path, 5)]
 
 
+def test_an_ordered_checkpoint_of_a_state_that_is_saved_already_stays(config: dict[str, Any], base: Path) -> None:
+    settings = {**config, "save_every": 1, "max_checkpoints": 1}
+    result = play(settings, base, both(at_step(2, ch.PauseOrder(order=4)), on(ev.Paused, *_save_twice())))
+    path = Path(config["run_dir"]) / "checkpoint-000002"
+    first, second = result.answer(5).result, result.answer(6).result
+    assert first is not None
+    assert second is not None
+    assert (first["path"], second) == (str(path), {**first, "changed": False})
+    assert [(c.kind, c.cause) for c in result.of(ev.Checkpoint) if c.step == 2] == [("periodic", None), ("manual", 5)]
+    assert defect(path) is None
+    kept = sorted(folder.name for folder in path.parent.iterdir() if folder.is_dir())
+    assert kept == ["checkpoint-000002", "checkpoint-000005", "final"]
+
+
+def _save_twice() -> list[ch.AnyOrder]:
+    return [ch.CheckpointOrder(order=5), ch.CheckpointOrder(order=6), ch.ResumeOrder(order=7)]
+
+
+@pytest.mark.parametrize("order", [ch.StopOrder(order=5), ch.CheckpointOrder(order=5)])
+def test_a_state_that_is_saved_as_best_alone_gets_a_name_that_nothing_takes_away(
+    config: dict[str, Any], base: Path, order: ch.AnyOrder
+) -> None:
+    settings = {**config, "valid_data": str(base / "valid.jsonl"), "eval_every": 2}
+    result = play(
+        settings, base, both(on(ev.EvalEnd, ch.PauseOrder(order=2)), on(ev.Paused, order, ch.StopOrder(order=6)))
+    )
+    assert [(Path(c.path).name, c.step) for c in result.of(ev.Checkpoint)] == [("best", 2), ("checkpoint-000002", 2)]
+    path = Path(config["run_dir"]) / "checkpoint-000002"
+    assert result.one(ch.Finished).checkpoint == str(path)
+    assert (path / "adapters.safetensors").samefile(path.parent / "best" / "adapters.safetensors")
+    (path.parent / "best").rename(path.parent / "gone")
+    assert defect(path) is None
+
+
 def test_a_named_checkpoint_gets_its_name_also_when_the_state_is_saved_already(
     config: dict[str, Any], base: Path
 ) -> None:
