@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tiny import tiny_model
 
+from trainwire_engine import native
 from trainwire_protocol.config import Config
 
 
@@ -24,6 +25,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[key]
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def lanes_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget, before and after a test, the lanes that a resumed run in this process was given."""
+    monkeypatch.setattr(native, "_lanes", None)
 
 
 @pytest.fixture
