@@ -161,7 +161,8 @@ def run_mlx_lm(folder: Path, method: str, seconds: float, batch: int) -> dict[st
     config.write_text("lora_parameters: {rank: 8, scale: 2.0, dropout: 0.0}\n")
     command = [
         sys.executable, "-m", "mlx_lm", "lora", "--model", str(folder / "model"), "--data", str(folder / "data"),
-        "--train", "--fine-tune-type", method, "--batch-size", str(batch), "--num-layers", "-1" if method == "full" else "28",
+        "--train", "--fine-tune-type", method, "--batch-size", str(batch),
+        "--num-layers", "-1" if method == "full" else "28",
         "--iters", "100000", "--steps-per-report", "5", "--steps-per-eval", "1000000", "--val-batches", "1",
         "--save-every", "1000000", "--learning-rate", "1e-5", "--adapter-path", str(folder / "mlx_lm"),
         "--max-seq-length", "2048", "-c", str(config),
@@ -210,8 +211,8 @@ class Clock(TrainerCallback):
 trainer = SFTTrainer(
     model=model, processing_class=tokenizer, train_dataset=Dataset.from_list(rows),
     peft_config=LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"),
-    args=SFTConfig(output_dir=folder + "/trl", per_device_train_batch_size=int(sys.argv[4]), learning_rate=1e-5, bf16=True,
-                   max_length=2048, packing=packing, logging_steps=5, save_strategy="no", report_to=[],
+    args=SFTConfig(output_dir=folder + "/trl", per_device_train_batch_size=int(sys.argv[4]), learning_rate=1e-5,
+                   bf16=True, max_length=2048, packing=packing, logging_steps=5, save_strategy="no", report_to=[],
                    num_train_epochs=50, lr_scheduler_type="constant", gradient_checkpointing=False),
     callbacks=[Clock()],
 )
@@ -274,8 +275,12 @@ def main() -> None:
     for name, result in results.items():
         base = results.get("trainwire lora" if "full" not in name else "trainwire full")
         if base and "whole" in base and "whole" in result and not name.startswith("trainwire"):
-            whole, steady = base["whole"] / result["whole"], base["steady"] / result["steady"]
-            print(f"{name}: trainwire is {whole:.1f} times as fast over the whole run, {steady:.1f} times steadily")
+            whole = f"{base['whole'] / result['whole']:.1f} times as fast over the whole run"
+            enough = base["steady"] and result["steady"]
+            steady = (
+                f"{base['steady'] / result['steady']:.1f} times steadily" if enough else "too short for a steady rate"
+            )
+            print(f"{name}: trainwire is {whole}, {steady}")
     if chosen.out:
         chosen.out.write_text(json.dumps(results, indent=1))
 
