@@ -70,10 +70,10 @@ record: setup
 	$(BIN)/python -m trainwire_protocol.generate
 
 bench: setup
-	$(BIN)/python -m benchmarks --short
+	PYTHONSAFEPATH= $(BIN)/python -m benchmarks --short --record
 
 bench-full: setup
-	$(BIN)/python -m benchmarks
+	PYTHONSAFEPATH= $(BIN)/python -m benchmarks --record
 
 soak: setup
 	$(BIN)/python -m pytest tests/soak -p no:xdist -s

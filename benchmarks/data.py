@@ -53,8 +53,8 @@ def write_rows(path: Path, count: int) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def make_tokenizer(folder: Path) -> Path:
-    """Train a tokenizer of 8,000 words in the manner of the current models."""
+def make_tokenizer(folder: Path, size: int = 8000) -> Path:
+    """Train a tokenizer of so many words in the manner of the current models."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -66,7 +66,7 @@ def make_tokenizer(folder: Path) -> Path:
     backend.decoder = decoders.ByteLevel()
     marks = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     trainer = trainers.BpeTrainer(
-        vocab_size=8000, special_tokens=[AddedToken(mark, special=True) for mark in marks], show_progress=False
+        vocab_size=size, special_tokens=[AddedToken(mark, special=True) for mark in marks], show_progress=False
     )
     backend.train_from_iterator(topics.topics.values(), trainer)
     folder.mkdir()

@@ -30,7 +30,8 @@ class Order(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="order_t
 class Begin(Order, tag="begin"):
     """Load, prepare and train. `resume_from` is a checkpoint folder that the worker has verified.
 
-    With `hold_on_failed_save` a final save that fails pauses the run instead of ending it.
+    With `hold_on_failed_save` a final save that fails pauses the run instead of ending it. `blas` is `auto`, `none` or
+    a library's path. The first `profile` updates after the first are taken apart and timed.
     """
 
     config: dict[str, Any]
@@ -41,6 +42,8 @@ class Begin(Order, tag="begin"):
     offline: bool = False
     trust_remote_code: bool = False
     hold_on_failed_save: bool = False
+    blas: str = "auto"
+    profile: int = 0
 
 
 class Check(Order, tag="check"):
@@ -49,6 +52,7 @@ class Check(Order, tag="check"):
     config: dict[str, Any]
     offline: bool = False
     trust_remote_code: bool = False
+    blas: str = "auto"
 
 
 class PauseOrder(Order, tag="pause"):

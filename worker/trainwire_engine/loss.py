@@ -138,13 +138,26 @@ def micro_batch_sums(
 
     Binds the weights into the module. With `gradient` the head is made differentiable by its own rule.
     """
-    tokens, positions, targets, weights = batch
+    hidden = before_head(model, params, batch)
+    return head_sums(model, params, hidden, batch, smoothing=smoothing, gradient=gradient)
+
+
+def before_head(model: Model, params: Arrays, batch: Sequence[mx.array]) -> mx.array:
+    """The blocks' half of `micro_batch_sums`: hidden states [P, D] of the trained positions, or their logits [P, V] if
+    the head cannot be told apart."""
+    tokens, positions, _, _ = batch
     module = model.bind(params)
+    states = module(tokens) if model.split is None else model.split.hidden(tokens)
+    return states.reshape(-1, states.shape[-1])[positions]
+
+
+def head_sums(
+    model: Model, params: Arrays, hidden: mx.array, batch: Sequence[mx.array], *, smoothing: float, gradient: bool
+) -> tuple[mx.array, mx.array]:
+    """The head's half of `micro_batch_sums`, from what `before_head` gave; the weights are bound already."""
+    _, _, targets, weights = batch
     if model.split is None:
-        logits = module(tokens)
-        return cross_entropy(logits.reshape(-1, logits.shape[-1])[positions], targets, weights, smoothing)
-    hidden = model.split.hidden(tokens)
-    hidden = hidden.reshape(-1, hidden.shape[-1])[positions]
+        return cross_entropy(hidden, targets, weights, smoothing)
     chunk = policy().chunk(model.vocab_size, hidden.shape[0])
     project = head_projection(model.split)
     prefix = f"{model.split.prefix}."

@@ -93,18 +93,21 @@ def _use_lanes(count: int | None) -> None:
     _lanes = count
 
 
-def prepare(blas: str = "auto") -> Native:
+def prepare(blas: str = "auto", lanes: int | None = None) -> Native:
     """Set up allocator and BLAS of this process, before MLX computes anything.
 
     `blas` is `auto` (the first library found that works), `none` (MLX's own) or the path of a library. A machine
-    that lacks all of them keeps MLX's own BLAS. Raises ValueError if a named library cannot be used.
+    that lacks all of them keeps MLX's own BLAS. `lanes` are as many as there are cores, or as given. Raises ValueError
+    if a named library cannot be used.
     """
-    _use_lanes(None)
+    _use_lanes(lanes)
     return _set_up(blas)
 
 
 def _set_up(blas: str) -> Native:
     if sys.platform == "darwin":
+        if blas not in ("auto", "none"):
+            raise ValueError("on a Mac MLX computes with Accelerate and with nothing else")
         return Native("Accelerate", None, lanes())
     _keep_memory()
     if blas == "none" or not _is_elf64():

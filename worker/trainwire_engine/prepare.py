@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from trainwire_engine.model import Model, load_model
 from trainwire_engine.native import Native
 from trainwire_engine.optimizer import Optimizer, Schedule
 from trainwire_engine.orders import Control
+from trainwire_engine.profile import ProfiledStep
 from trainwire_engine.reports import Reports
 from trainwire_engine.resume import Past, model_mark, open_past
 from trainwire_engine.saving import Saves
@@ -86,7 +88,7 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
     tidy(run_dir)
     past = open_past(Path(begin.resume_from), given) if begin.resume_from else None
     watch = Watch(channel, reports, past)
-    computing = native.prepare_like(past.saved.native) if past else native.prepare()
+    computing = choose_blas(begin.blas, past)
     memory.configure()
     config = past.config if past else given
     prompts = check_values(config)
@@ -113,7 +115,8 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
     if config.warmup_steps is None:
         config = msgspec.structs.replace(config, warmup_steps=warmup_steps(state.horizon))
     course = Course(state, config, order.updates_per_epoch)
-    step = UpdateStep(model, Optimizer(config), config)
+    kind = partial(ProfiledStep, updates=begin.profile, report=reports.log) if begin.profile else UpdateStep
+    step = kind(model, Optimizer(config), config)
     if past is not None:
         past.restore(model, step)
     introduce(begin, course, model, train, valid, order, notices, computing, past, reports)
@@ -144,6 +147,18 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
     control = Control(channel, reports, state, boundary, stopwatch)
     schedule = Schedule(config, state.horizon)
     return Parts(course, train, order, step, schedule, boundary, control, reports, stopwatch, saves, model)
+
+
+def choose_blas(wanted: str, past: Past | None = None) -> Native:
+    """Set up the BLAS that was asked for, else that of the checkpoint, else the best; raises Unsupported."""
+    try:
+        if wanted == "auto" and past is not None:
+            return native.prepare_like(past.saved.native)
+        return native.prepare(wanted, past.saved.native.lanes if past else None)
+    except ValueError as error:
+        raise Unsupported(
+            f"--blas: {error}.", hint="--blas auto takes the best that is found, --blas none MLX's own."
+        ) from None
 
 
 def tidy(run_dir: Path) -> None:

@@ -9,7 +9,7 @@ cost of its own, whatever its size; and a compiled step is traced again for ever
 - CUDA: tracing a shape costs 0.4–0.6 s with warm kernels, and a pass 30 to 40 ms beside its tokens, as much as
   3,072 of them (H200, Qwen3 0.6B, LoRA: 8 × 1,024 in 114 ms, 16 × 1,024 in 199 ms). So lengths are powers of two
   from 256 on, rows are powers of two, a micro-batch is filled up to a quarter of `micro_batch_tokens`, and half or
-  all of its positions are trained. Chat rows of mixed lengths make 7 shapes in updates of 8, 10 in updates of 16.
+  all of its positions are trained. Chat rows of mixed lengths make 5 shapes in updates of 8, 9 in updates of 16.
 - Metal: nothing is measured yet. Tracing is as dear as on CUDA but computing is slower, so padding weighs more:
   lengths in quarters and rows in halves of a power of two, positions in quarters.
 

@@ -164,6 +164,8 @@ class Beginning:
                 offline=state.options.offline,
                 trust_remote_code=state.options.trust_remote_code,
                 hold_on_failed_save=state.options.mode == "serve",
+                blas=state.options.blas,
+                profile=state.options.profile,
             )
         )
         early, self._early = self._early, []

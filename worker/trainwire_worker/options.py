@@ -25,6 +25,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     root: Path | None = None
     offline: bool = False
     trust_remote_code: bool = False
+    blas: str = "auto"
+    profile: int = 0
     engine: str = "mlx"
     script: Path | None = None
     restarts: int = 0
@@ -55,6 +57,10 @@ def _line_bytes(text: str) -> int:
     if not MIN_LINE_OUT <= value <= 1 << 24:
         raise argparse.ArgumentTypeError(f"must be between {MIN_LINE_OUT} and {1 << 24}")
     return value
+
+
+def _blas(text: str) -> str:
+    return str(Path(text).absolute()) if "/" in text else text
 
 
 def _count(text: str) -> int:
@@ -97,6 +103,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("--root", type=Path, metavar="DIR", help="paths that come over stdin must stay below this folder")
     add("--offline", action="store_true", help="download nothing from the Hub")
     add("--trust-remote-code", action="store_true", help="let a model folder bring its own code")
+    add("--blas", type=_blas, default="auto", metavar="WHICH", help="on a CPU: auto, none (MLX's own) or a library")
+    add("--profile", type=_count, default=0, metavar="N", help="say where the time of N updates goes")
     add("--engine", choices=("mlx", "fake"), default="mlx", help="fake acts out a script, without MLX")
     add("--script", type=Path, metavar="FILE", help="script of the fake engine")
     add("--restarts", type=_count, default=0, metavar="N", help="restart a dead engine from its checkpoint N times")

@@ -98,6 +98,8 @@ def _same_options(options: Options, linger: bool) -> list[str]:
         words += ["--engine", options.engine]
     if options.script is not None:
         words += ["--script", str(options.script)]
+    if options.blas != "auto":
+        words += ["--blas", options.blas]
     for name in options.tracker:
         words += ["--tracker", name]
     flags = {"offline": options.offline, "trust-remote-code": options.trust_remote_code, "linger": linger}

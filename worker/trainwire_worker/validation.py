@@ -52,6 +52,7 @@ class Validation:
                 config=msgspec.to_builtins(request.config),
                 offline=state.options.offline,
                 trust_remote_code=state.options.trust_remote_code,
+                blas=state.options.blas,
             )
         )
 

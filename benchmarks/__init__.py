@@ -1,0 +1,1 @@
+"""Measurements of trainwire beside its peers; `python -m benchmarks --help`."""

@@ -1,0 +1,143 @@
+"""One training of one side in processes of its own, from the spawn to its last update."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BATCH = 8
+LEARNING_RATE = 1e-3
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass
+class Training:
+    """Times are seconds after the spawn, tokens are trained ones, one entry for each update.
+
+    `peak_bytes` is MLX's own peak, `resident_bytes` the largest resident size of any of the processes.
+    """
+
+    times: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    peak_bytes: float = 0.0
+    resident_bytes: float = 0.0
+    blas: str = ""
+
+    def rate(self, updates: int) -> float:
+        """Trained tokens per second from the end of the first update to the end of the given one."""
+        return sum(self.tokens[1:updates]) / (self.times[updates - 1] - self.times[0])
+
+
+def environment() -> dict[str, str]:
+    """The checkout's sources on the path, and nothing that names a number of threads."""
+    paths = [str(ROOT), *(str(ROOT / part) for part in ("protocol", "worker", "clients/python"))]
+    named = [name for name in os.environ if name.endswith("_NUM_THREADS")]
+    return {
+        **{key: value for key, value in os.environ.items() if key not in (*named, "PYTHONSAFEPATH")},
+        "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def trainwire(model: Path, rows: Path, folder: Path, method: str, updates: int, *words: str) -> Training:
+    """Train with `trainwire run`: every token of the rows in the file's order, no clipping, no checkpoint between."""
+    values = {
+        "model": str(model), "data": str(rows / "train.jsonl"), "run_dir": str(folder / "run"), "method": method,
+        "cache_dir": str(folder / "cache"), "train_on": "all", "shuffle": False, "batch_size": BATCH,
+        "max_steps": updates, "learning_rate": LEARNING_RATE, "schedule": "constant", "warmup_steps": 0,
+        "max_grad_norm": 0.0, "save_every": 0, "eval_every": 0,
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    config = folder / "config.toml"
+    config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+    training = Training()
+
+    def take(line: str, began: float) -> None:
+        event = json.loads(line)
+        if event["type"] == "step":
+            training.times.append(event["ts"] / 1000 - began)
+            training.tokens.append(event["trained_tokens"] - sum(training.tokens))
+            training.losses.append(event["loss"])
+            training.peak_bytes = max(training.peak_bytes, event["peak_bytes"])
+        elif event["type"] == "init":
+            training.blas = event.get("blas") or ""
+        elif event["type"] == "error":
+            raise RuntimeError(event["message"])
+
+    command = [sys.executable, "-m", "trainwire_worker", "run", str(config), "--progress", "off", *words]
+    training.resident_bytes = _follow(command, take)
+    return training
+
+
+def mlx_lm(
+    model: Path, rows: Path, folder: Path, method: str, updates: int, blas: str, limit: float | None = None
+) -> Training:
+    """Train with `mlx_lm.lora`: the same rows, rank, scale and optimizer; `blas` is `stock` or a number of threads.
+
+    After `limit` seconds it is ended, and has the updates that it made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "mlx_lm.yaml"
+    config.write_text(
+        "lora_parameters: {rank: 8, scale: 2.0, dropout: 0.0}\noptimizer_config: {adamw: {bias_correction: true,"
+        " weight_decay: 0.0}}\n"
+    )
+    command = [
+        sys.executable, "-m", "benchmarks.peer", blas, "--model", str(model), "--data", str(rows), "--train",
+        "--fine-tune-type", method, "--optimizer", "adamw", "--batch-size", str(BATCH), "--num-layers", "-1",
+        "--iters", str(updates), "--steps-per-report", "1", "--save-every", str(10**6), "--learning-rate",
+        str(LEARNING_RATE), "--adapter-path", str(folder / "mlx_lm"), "-c", str(config),
+    ]  # fmt: skip
+    training = Training(blas=blas)
+
+    def take(line: str, began: float) -> None:
+        if not line.startswith("UPDATE "):
+            return
+        told: dict[str, Any] = json.loads(line.removeprefix("UPDATE "))
+        training.times.append(told["time"] - began)
+        training.tokens.append(int(told["trained_tokens"]) - sum(training.tokens))
+        training.losses.append(told["train_loss"])
+        training.peak_bytes = told["peak_memory"] * 1e9
+
+    training.resident_bytes = _follow(command, take, limit)
+    return training
+
+
+def _follow(command: list[str], take: Any, limit: float | None = None) -> float:
+    """Run a command, give its lines of output with the time of its spawn; returns the peak resident bytes."""
+    with tempfile.TemporaryFile("w+") as errors:
+        began = time.time()
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment()
+        ) as process:
+            assert process.stdout is not None
+            ended = False
+
+            def end() -> None:
+                nonlocal ended
+                ended = True
+                process.kill()
+
+            timer = threading.Timer(limit or 10**6, end)
+            timer.daemon = True
+            timer.start()
+            for line in process.stdout:
+                take(line, began)
+            timer.cancel()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode and not ended:
+            errors.seek(0)
+            raise RuntimeError(f"{' '.join(command[:4])} left with {process.returncode}: {errors.read()[-2000:]}")
+    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)

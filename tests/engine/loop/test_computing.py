@@ -1,0 +1,59 @@
+"""What a run computes with, as asked for by the worker's options, and the profile of its updates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import at_step, play
+
+from trainwire_engine import native
+from trainwire_protocol import channel as ch
+from trainwire_protocol import events as ev
+
+STOP = ch.StopOrder(order=9, save=True)
+
+
+def test_the_run_computes_with_the_blas_that_was_asked_for(base: Path, config: dict[str, Any]) -> None:
+    found = native.prepare()
+    own = play(config, base, at_step(2, STOP), blas="none")
+    assert own.one(ev.Init).blas == ("Accelerate" if found.blas == "Accelerate" else "MLX's own")
+    if found.path is None:
+        pytest.skip("there is no other BLAS here")
+    # Asked for by name, it also wins over the checkpoint's.
+    resumed = play(config, base, resume_from=own.of(ev.Checkpoint)[-1].path, blas=found.path)
+    assert resumed.status == 0
+    assert resumed.one(ev.Init).blas == found.words
+    assert resumed.logged("environment_changed")[0].details["blas"]["to"] == found.blas
+
+
+def test_a_blas_that_is_none_is_refused(base: Path, config: dict[str, Any]) -> None:
+    result = play(config, base, blas="/nowhere/libblas.so")
+    failed = result.one(ch.Failed)
+    assert failed.code == "unsupported"
+    assert "/nowhere/libblas.so" in failed.message
+    assert "--blas auto" in failed.hint
+    assert not result.of(ev.Init)
+
+
+def test_a_profile_says_where_the_time_goes_and_changes_nothing(
+    base: Path, config: dict[str, Any], tmp_path: Path
+) -> None:
+    plain = play(config, base)
+    profiled = play({**config, "run_dir": str(tmp_path / "profiled")}, base, profile=2)
+    assert profiled.losses == plain.losses
+    (log,) = profiled.logged("profile")
+    steps = [report for report in profiled.reports if isinstance(report, ev.Step | ev.Log)]
+    assert [type(report) for report in steps[steps.index(log) - 1 : steps.index(log) + 2]] == [ev.Step, ev.Log, ev.Step]
+    parts = ("forward_ms", "head_ms", "backward_ms", "optimizer_ms", "outside_ms")
+    assert log.details["updates"] == 2
+    assert all(log.details[part] > 0 for part in ("forward_ms", "head_ms", "optimizer_ms"))
+    assert sum(log.details[part] for part in parts) > 0
+    assert all(part[:-3] in log.message for part in parts)
+
+
+def test_a_run_that_ends_before_its_profile_is_whole_reports_none(base: Path, config: dict[str, Any]) -> None:
+    result = play({**config, "max_steps": 2}, base, profile=50)
+    assert result.status == 0
+    assert result.logged("profile") == []

@@ -1,0 +1,137 @@
+"""Where the time of an update goes: updates made as always, but waited for and taken apart.
+
+The passes and the rest of an update are timed where the update has them. What of the passes is the blocks' forward
+half, the head and the blocks' backward half comes from making these parts once more by themselves, one micro-batch
+after another, so a profiled update takes about three times as long.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+
+from trainwire_engine.batches import MicroBatch
+from trainwire_engine.loss import before_head, head_sums
+from trainwire_engine.model import Arrays, Model
+from trainwire_engine.optimizer import Optimizer
+from trainwire_engine.step import UpdateResult, UpdateStep, compiled, device_arrays
+from trainwire_protocol.events import Level
+
+
+class ProfiledStep(UpdateStep):
+    """Makes updates as UpdateStep does and reports on the first `updates` after the first one.
+
+    `report` is called once, with the level, a code, a sentence and the figures: milliseconds of an update by part.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        config: Any,
+        *,
+        updates: int,
+        report: Callable[[Level, str, str, dict[str, Any]], None],
+    ) -> None:
+        super().__init__(model, optimizer, config)
+        self._updates = updates
+        self._made = -1
+        self._report = report
+        self._left_at = 0.0
+        self._spent = dict.fromkeys(("outside", "graph", "passes", "finish", "forward", "head", "alone"), 0.0)
+        self._tokens = 0
+        self._forward = compiled(self._trace_forward)
+        self._head = compiled(self._trace_head)
+
+    @property
+    def _measures(self) -> bool:
+        return 0 <= self._made < self._updates
+
+    def __call__(
+        self, micro_batches: Sequence[MicroBatch], *, step: int, learning_rate: float, max_grad_norm: float | None
+    ) -> UpdateResult:
+        """Make an update; see UpdateStep."""
+        started = time.perf_counter()
+        inside = self._spent["graph"] + self._spent["passes"]
+        if self._measures:
+            self._spent["outside"] += started - self._left_at
+            self._take_apart(micro_batches, step)
+            started = time.perf_counter()
+        result = super().__call__(micro_batches, step=step, learning_rate=learning_rate, max_grad_norm=max_grad_norm)
+        if self._measures:
+            passes = self._spent["graph"] + self._spent["passes"] - inside
+            self._spent["finish"] += time.perf_counter() - started - passes
+            self._tokens += result.tokens
+        self._made += 1
+        if self._made == self._updates:
+            self._tell()
+        self._left_at = time.perf_counter()
+        return result
+
+    def sums(self, micro_batches: Sequence[MicroBatch], step: int) -> Any:
+        """The passes of an update, waited for if it is measured."""
+        started = time.perf_counter()
+        sums = super().sums(micro_batches, step)
+        if self._measures:
+            made = time.perf_counter()
+            mx.eval(sums)
+            self._spent["graph"] += made - started
+            self._spent["passes"] += time.perf_counter() - made
+        return sums
+
+    def _take_apart(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
+        params = self.model.trainable
+        for batch in micro_batches:
+            arrays = device_arrays(batch)
+            hidden = self._timed("forward", partial(self._forward, params, arrays))
+            self._timed("head", partial(self._head, params, hidden, arrays))
+            self._timed("alone", partial(super().sums, [batch], step))
+
+    def _timed(self, part: str, work: Callable[[], Any]) -> Any:
+        mx.eval(work())
+        started = time.perf_counter()
+        made = work()
+        mx.eval(made)
+        self._spent[part] += time.perf_counter() - started
+        return made
+
+    def _trace_forward(self, params: Arrays, batch: tuple[mx.array, ...]) -> mx.array:
+        self._traced = True
+        self.model.train_mode(True)
+        return before_head(self.model, params, batch)
+
+    def _trace_head(self, params: Arrays, hidden: mx.array, batch: tuple[mx.array, ...]) -> Any:
+        self._traced = True
+        self.model.bind(params)
+
+        def loss(hidden: mx.array) -> tuple[mx.array, mx.array]:
+            return head_sums(self.model, params, hidden, batch, smoothing=self._smoothing, gradient=True)
+
+        return mx.value_and_grad(loss)(hidden)
+
+    def _tell(self) -> None:
+        spent = {part: seconds * 1000 / self._updates for part, seconds in self._spent.items()}
+        passes = spent["passes"] + spent["graph"]
+        scale = passes / max(spent["alone"], 1e-9)
+        parts = {
+            "forward_ms": spent["forward"] * scale,
+            "head_ms": spent["head"] * scale,
+            "backward_ms": max(0.0, spent["alone"] - spent["forward"] - spent["head"]) * scale,
+            "optimizer_ms": spent["finish"],
+            "outside_ms": spent["outside"],
+        }
+        whole = sum(parts.values())
+        rate = self._tokens / self._updates / whole * 1000
+        words = ", ".join(f"{part[:-3]} {ms:.1f} ms ({ms / whole:.0%})" for part, ms in parts.items())
+        details = {**{part: round(ms, 3) for part, ms in parts.items()}, "graph_ms": round(spent["graph"], 3)}
+        self._report(
+            "info",
+            "profile",
+            f"An update takes {whole:.1f} ms, {rate:,.0f} trained tokens/s: {words}."
+            f" Building its graph takes {spent['graph']:.1f} ms of it.",
+            {"updates": self._updates, **details},
+        )
