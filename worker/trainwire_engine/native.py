@@ -1,7 +1,7 @@
 """What the process computes with on a CPU: a fast BLAS under MLX, and an allocator that keeps its memory.
 
 The `mlx-cpu` wheel calls `cblas_sgemm` of a reference BLAS that it carries. On Linux the address that libmlx calls
-sits in a slot of its relocation table; this module finds the slot and puts in the address of the same function
+sits in a slot of its relocation table, found by `relocations`; this module puts in the address of the same function
 from OpenBLAS, BLIS or MKL, whatever prefix that library gives its names. Nothing is written to disk and no
 compiler is needed. A product is checked against plain arithmetic, and the old address goes back if it is wrong.
 """
@@ -13,15 +13,13 @@ import ctypes
 import importlib.util
 import os
 import platform
-import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROUTINES = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
-"""The functions that MLX takes from its BLAS; the wheel's LAPACK keeps its own."""
+from trainwire_engine.relocations import find_slots, is_elf64, read_slot, write_slot
 
 SYSTEM_LIBRARIES = ("libopenblas.so.0", "libmkl_rt.so.2", "libblis.so.4")
 
@@ -110,9 +108,9 @@ def _set_up(blas: str) -> Native:
             raise ValueError("on a Mac MLX computes with Accelerate and with nothing else")
         return Native("Accelerate", None, lanes())
     _keep_memory()
-    if blas == "none" or not _is_elf64():
+    if blas == "none" or not is_elf64():
         return Native("MLX's own", None, lanes())
-    slots = _slots()
+    slots = find_slots()
     for path in [blas] if blas != "auto" else _candidates():
         native = _try_library(path, slots)
         if native is not None:
@@ -120,10 +118,6 @@ def _set_up(blas: str) -> Native:
     if blas != "auto":
         raise ValueError(f"{blas} is no BLAS library that MLX can compute with")
     return Native("MLX's own", None, lanes())
-
-
-def _is_elf64() -> bool:
-    return sys.platform == "linux" and struct.calcsize("P") == 8 and platform.machine() in ("x86_64", "aarch64")
 
 
 def _keep_memory() -> None:
@@ -154,15 +148,15 @@ def _try_library(path: str, slots: dict[str, int]) -> Native | None:
     addresses = {name: _address(library, name) for name in slots}
     if not slots or not all(addresses.values()):
         return None
-    before = {name: _read(slot) for name, slot in slots.items()}
+    before = {name: read_slot(slot) for name, slot in slots.items()}
     try:
         for name, slot in slots.items():
-            _write(slot, addresses[name])
+            write_slot(slot, addresses[name])
     except OSError:
         return None
     if not _computes():
         for name, slot in slots.items():
-            _write(slot, before[name])
+            write_slot(slot, before[name])
         return None
     _take_threads(library)
     return Native(_describe(library, path), path, lanes())
@@ -209,77 +203,3 @@ def _computes() -> bool:
     exact = [[float(sum((7 * i + k) * (3 * k + j) for k in range(7))) for j in range(3)] for i in range(5)]
     with mx.stream(mx.cpu):
         return bool((a @ b).tolist() == exact and (a @ mx.contiguous(b.T).T).tolist() == exact)
-
-
-def _slots() -> dict[str, int]:
-    """Find the addresses that libmlx calls its BLAS through: routine name to the slot's place in memory."""
-    import mlx.core
-
-    del mlx
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[5].endswith("/libmlx.so") and int(fields[2], 16) == 0:
-            return _relocations(Path(fields[5]), int(fields[0].split("-")[0], 16))
-    return {}
-
-
-def _relocations(file: Path, base: int) -> dict[str, int]:
-    """Read an ELF file's relocations of the BLAS routines (System V gABI, chapters 4 and 5)."""
-    with file.open("rb") as elf:
-
-        def read(offset: int, size: int) -> bytes:
-            elf.seek(offset)
-            return elf.read(size)
-
-        header = read(0, 64)
-        table, entry, count = (*struct.unpack_from("<Q", header, 32), *struct.unpack_from("<HH", header, 54))
-        segments = [struct.unpack("<IIQQQQQQ", read(table + i * entry, 56)) for i in range(count)]
-
-        def offset(address: int) -> int:
-            for kind, _, start, virtual, _, size, _, _ in segments:
-                if kind == 1 and virtual <= address < virtual + size:
-                    return int(start + address - virtual)
-            raise ValueError("an address outside the file")
-
-        dynamic = next(segment for segment in segments if segment[0] == 2)
-        entries = dict(struct.iter_unpack("<QQ", read(dynamic[2], dynamic[5])))
-        symbols, names = offset(entries[6]), offset(entries[5])
-        found: dict[str, int] = {}
-        for where, size in ((entries.get(23), entries.get(2)), (entries.get(7), entries.get(8))):
-            if not where or not size:
-                continue
-            for slot, info, _ in struct.iter_unpack("<QQq", read(offset(where), size)):
-                if info >> 32:
-                    (name_at,) = struct.unpack("<I", read(symbols + (info >> 32) * 24, 4))
-                    name = read(names + name_at, 16).split(b"\0")[0].decode("ascii", "replace")
-                    if name in ROUTINES:
-                        found[name] = base + slot
-        return found
-
-
-def _read(address: int) -> int:
-    return ctypes.c_size_t.from_address(address).value
-
-
-def _write(address: int, value: int) -> None:
-    """Write one pointer, on a page that may have been made read-only after relocation."""
-    slot = ctypes.c_size_t.from_address(address)
-    if _writable(address):
-        slot.value = value
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    size = os.sysconf("SC_PAGE_SIZE")
-    page = ctypes.c_void_p(address // size * size)
-    if libc.mprotect(page, ctypes.c_size_t(size), 3):
-        raise OSError(ctypes.get_errno(), "mprotect")
-    slot.value = value
-    libc.mprotect(page, ctypes.c_size_t(size), 1)
-
-
-def _writable(address: int) -> bool:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, rights = line.split(maxsplit=2)[:2]
-        start, end = (int(edge, 16) for edge in span.split("-"))
-        if start <= address < end:
-            return "w" in rights
-    raise OSError("no memory at the slot of a relocation")

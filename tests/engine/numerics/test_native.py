@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainwire_engine import native
+from trainwire_engine import native, relocations
 from trainwire_protocol.config import Config
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="macOS computes with Accelerate")
@@ -104,8 +104,8 @@ def test_a_library_without_the_routines_is_refused_by_name() -> None:
 @linux
 @openblas
 def test_a_library_that_computes_something_else_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    slots = native._slots()
-    before = {name: native._read(slot) for name, slot in slots.items()}
+    slots = relocations.find_slots()
+    before = {name: relocations.read_slot(slot) for name, slot in slots.items()}
     monkeypatch.setattr(native, "_computes", lambda: False)
     assert native.prepare().blas == "MLX's own"
-    assert {name: native._read(slot) for name, slot in slots.items()} == before
+    assert {name: relocations.read_slot(slot) for name, slot in slots.items()} == before
