@@ -13,6 +13,7 @@ from trainwire_engine import estimate as module
 from trainwire_engine import memory
 from trainwire_engine.batches import Order, plan
 from trainwire_engine.estimate import estimate, sizes
+from trainwire_engine.lanes import Lanes
 from trainwire_engine.model import load_model
 from trainwire_engine.optimizer import Optimizer
 from trainwire_engine.step import UpdateStep
@@ -30,7 +31,7 @@ def predicted_and_real(config: Config, rows: RandomRows, budget: int) -> tuple[i
         return UpdateStep(load_model(config), Optimizer(config), config)
 
     step = fresh()
-    found = sizes(rows, order, budget, updates)
+    found = sizes(rows, order, budget, updates, step.lanes)
     predicted = estimate(step.model, step, found, config, steps=updates, evaluated_tokens=0).peak_bytes
     del step
     step = fresh()
@@ -61,7 +62,7 @@ def test_predicted_memory_is_within_15_percent(
 def test_the_largest_update_and_the_mean_one_are_found() -> None:
     rows = RandomRows(200, longest=300)
     order = Order(200, 8, 1)
-    found = sizes(rows, order, 512, 10_000)
+    found = sizes(rows, order, 512, 10_000, Lanes(1000))
     planned = [plan(rows, order.rows(0, update), 512) for update in range(order.updates_per_epoch)]
     assert max(batch.tokens.size for batch in found.largest) == max(b.tokens.size for p in planned for b in p)
     padded = [sum(batch.tokens.size for batch in batches) for batches in planned]
@@ -81,7 +82,7 @@ def trial_sizes(monkeypatch: pytest.MonkeyPatch, config: Config, free: int) -> t
     monkeypatch.setattr(module, "_measure", measured)
     step = UpdateStep(load_model(config), Optimizer(config), config)
     rows = RandomRows(32, shortest=500, longest=510)
-    found = sizes(rows, Order(32, 8, 1), 4096, 4)
+    found = sizes(rows, Order(32, 8, 1), 4096, 4, step.lanes)
     return made, estimate(step.model, step, found, config, steps=4, evaluated_tokens=0)
 
 

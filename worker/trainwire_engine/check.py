@@ -50,7 +50,7 @@ def _checked(order: Check, reports: Reports) -> dict[str, Any]:
         splits.append(data_event("valid", valid, config, None))
     reports.alive("compile")
     step = UpdateStep(model, Optimizer(config), config)
-    found = sizes(train, rows, config.micro_batch_tokens or 0, total)
+    found = sizes(train, rows, config.micro_batch_tokens or 0, total, step.lanes)
     evaluated = int(valid.lengths.sum()) * _evaluations(config, total) if valid is not None else 0
     return {
         "valid": True,

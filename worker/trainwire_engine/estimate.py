@@ -17,7 +17,8 @@ import mlx.core as mx
 import numpy as np
 
 from trainwire_engine import memory
-from trainwire_engine.batches import MicroBatch, Order, plan, single
+from trainwire_engine.batches import MicroBatch, Order, plan
+from trainwire_engine.lanes import Lanes
 from trainwire_engine.model import Model
 from trainwire_engine.step import UpdateStep
 from trainwire_protocol.config import Config
@@ -32,6 +33,8 @@ _UPDATES = 10_000
 """Updates of the first epoch whose lengths are looked at."""
 _ROWS, _EXTREMES = 4096, 8
 """Rows whose updates are planned as a sample of the epoch, and updates with the most tokens or the longest rows."""
+_CHUNKS = 256
+"""Trained positions that fill the chunks of the head on each lane."""
 _FORWARD_SHARE = 0.35
 """Time of a forward pass as a share of forward and backward."""
 
@@ -57,9 +60,15 @@ class Sizes:
     most_tokens: int
 
 
-def sizes(dataset: Any, order: Order, micro_batch_tokens: int, updates: int) -> Sizes:
+def sizes(dataset: Any, order: Order, micro_batch_tokens: int, updates: int, lanes: Lanes) -> Sizes:
     """Find the largest update among the first epoch's, and their mean, from those with the longest rows, those with
     the most tokens, and a sample that is spread over the epoch."""
+
+    def weight(batches: Sequence[MicroBatch]) -> tuple[int, int, int]:
+        """Rank an update by what is in memory at the same time: padded tokens, then trained positions."""
+        live, positions = _together(lanes, batches)
+        return live, positions, sum(batch.tokens.size for batch in batches)
+
     count = max(1, min(updates, order.updates_per_epoch))
     looked_at = max(8, _ROWS // len(order.rows(0, 0)))
     spread = np.unique(np.linspace(0, count - 1, min(count, looked_at)).astype(int)).tolist()
@@ -68,14 +77,15 @@ def sizes(dataset: Any, order: Order, micro_batch_tokens: int, updates: int) -> 
     fullest = sorted(range(len(lengths)), key=lambda update: -int(lengths[update].sum()))[:_EXTREMES]
     planned = {u: plan(dataset, order.rows(0, u), micro_batch_tokens) for u in {*spread, *longest, *fullest}}
     padded = {u: sum(batch.tokens.size for batch in batches) for u, batches in planned.items()}
-    largest = max(planned.values(), key=_weight)
+    largest = max(planned.values(), key=weight)
     return Sizes(largest, sum(padded[u] for u in spread) / len(spread), max(padded.values()))
 
 
-def _weight(batches: Sequence[MicroBatch]) -> tuple[int, int, int]:
-    """Rank an update by the memory it needs: padded and trained positions of its largest part, then of all."""
-    most = max(batches, key=lambda batch: (batch.tokens.size, batch.positions.size))
-    return most.tokens.size, most.positions.size, sum(batch.tokens.size for batch in batches)
+def _together(lanes: Lanes, batches: Sequence[MicroBatch]) -> tuple[int, int]:
+    """Padded tokens and trained positions of the micro-batches that are in work at the same time, at most."""
+    spread, lane_of = lanes.spread(batches)
+    largest = sorted(spread, key=lambda batch: -batch.tokens.size)[: max(lane_of) + 1]
+    return sum(batch.tokens.size for batch in largest), sum(batch.positions.size for batch in largest)
 
 
 def estimate(
@@ -88,9 +98,12 @@ def estimate(
     before = memory.figures(reset_peak=True)
     free = memory.available()
     held = before.active + sum(leaf.nbytes for leaf in model.trainable.values())
-    rows, length, live = _live(step, sizes.largest)
-    small_rows, small_length = _small(model, rows, length, free)
-    first = _part(sizes.largest, small_rows, small_length, model.vocab_size)
+    live, positions = _together(step.lanes, sizes.largest)
+    rows, length = max(sizes.largest, key=lambda batch: batch.tokens.size).tokens.shape
+    small_rows, small_length = _small(model, rows, length, positions, free)
+    # As many trained positions as it can have: the head takes them in chunks, and its memory does not grow with rows.
+    positions = min(positions, small_rows * small_length)
+    first = _part(small_rows, small_length, positions, model.vocab_size)
     low, low_seconds = _measure(step, [first])
     finish, update_seconds = _update(step, [first], config)
     rest = max(0.0, update_seconds - low_seconds)
@@ -100,8 +113,8 @@ def estimate(
         peak, seconds = _update(step, sizes.largest, config)
         per_token = max(0.0, seconds - rest) / sum(batch.tokens.size for batch in sizes.largest)
     else:
-        twice = (2 * small_rows, length) if length == small_length else (1, 2 * small_length)
-        second = _part(sizes.largest, *twice, model.vocab_size)
+        twice_rows, twice_length = (2 * small_rows, length) if length == small_length else (1, 2 * small_length)
+        second = _part(twice_rows, twice_length, positions, model.vocab_size)
         high, seconds = _measure(step, [second])
         points = [(0, held), (first.tokens.size, low), (second.tokens.size, high)]
         peak = _extrapolate(points, live, straight=length == small_length)
@@ -123,31 +136,24 @@ def estimate(
     )
 
 
-def _live(step: UpdateStep, batches: Sequence[MicroBatch]) -> tuple[int, int, int]:
-    """Rows and length of the largest micro-batch, and the padded tokens that are in work at the same time."""
-    spread, lanes = step.lanes.spread(batches)
-    largest = max(batches, key=lambda batch: batch.tokens.size)
-    together = sorted((batch.tokens.size for batch in spread), reverse=True)[: max(lanes) + 1]
-    return *largest.tokens.shape, max(sum(together), largest.tokens.size)
-
-
-def _small(model: Model, rows: int, length: int, free: int) -> tuple[int, int]:
-    """Rows and length of the first trial: a quarter of the rows, or of a single row, and within what is safe."""
+def _small(model: Model, rows: int, length: int, positions: int, free: int) -> tuple[int, int]:
+    """Rows and length of the first trial: a quarter of the rows, or of a single row, and within what is safe; up to
+    half of them if it takes so many to fill the chunks of the head."""
     logits = 0 if model.head == "chunked" else 4 * 4 * model.vocab_size
     safe = int(free * _SAFE_SHARE / (memory.bytes_per_token(model.model_config) + logits))
     if rows >= 2 and length <= safe:
-        return max(1, min(rows // 4, safe // length)), length
+        filling = min(-(-min(positions, _CHUNKS) // length), rows // 2)
+        return max(1, min(max(rows // 4, filling), safe // length)), length
     return 1, max(32, min(length // 4, safe) // 32 * 32)
 
 
 class _MadeUpRows:
-    """Rows of random tokens as long as given, with trained tokens as dense as given."""
+    """Rows of random tokens as long as given, with so many trained ones at their ends."""
 
     def __init__(self, length: int, trained: int, vocabulary: int) -> None:
         self._draw = np.random.default_rng(0)
         self._length, self._vocabulary = length, vocabulary
-        self._mask = np.zeros(length + 1, bool)
-        self._mask[length - np.arange(max(1, trained)) * length // max(1, trained)] = True
+        self._mask = np.arange(length + 1) > length - min(trained, length)
 
     def tokens(self, row: int) -> np.ndarray:
         return self._draw.integers(0, self._vocabulary, self._length + 1).astype(np.int32)
@@ -156,11 +162,10 @@ class _MadeUpRows:
         return self._mask
 
 
-def _part(batches: Sequence[MicroBatch], rows: int, length: int, vocabulary: int) -> MicroBatch:
-    """Make up a micro-batch of a shape, with the share of trained positions of the largest one."""
-    largest = max(batches, key=lambda batch: batch.tokens.size)
-    share = float(largest.weights.sum()) / largest.tokens.size
-    return single(_MadeUpRows(length, round(length * share), vocabulary), range(rows))
+def _part(rows: int, length: int, positions: int, vocabulary: int) -> MicroBatch:
+    """Make up a micro-batch of a shape, with at least so many trained positions."""
+    (batch,) = plan(_MadeUpRows(length, -(-positions // rows), vocabulary), range(rows), rows * length)
+    return batch
 
 
 def _measure(step: UpdateStep, batches: Sequence[MicroBatch]) -> tuple[int, float]:
@@ -178,7 +183,10 @@ def _update(step: UpdateStep, batches: Sequence[MicroBatch], config: Config) -> 
     """Peak bytes and seconds of whole updates: new weights and a new state exist beside the old ones."""
     memory.figures(reset_peak=True)
     seconds = 0.0
+    begun = time.perf_counter()
     for number in (1, 2, 3):
+        if number == 3 and time.perf_counter() - begun > PATIENCE_S:
+            break
         started = time.perf_counter()
         step(batches, step=number, learning_rate=0.0, max_grad_norm=config.max_grad_norm or None)
         seconds = time.perf_counter() - started
