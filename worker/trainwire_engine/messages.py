@@ -84,8 +84,13 @@ class MessageForm:
     @functools.cached_property
     def writes_tool_calls(self) -> bool:
         """Whether a tool call reaches the text at all."""
-        text = self._try(_tool_turn(self.empty_content, self.arguments_as_object))
+        text = self._try(self.tool_turn)
         return text is not None and _WORD in text
+
+    @property
+    def tool_turn(self) -> list[Message]:
+        """A question, a tool call and its result, as the template takes them."""
+        return _tool_turn(self.empty_content, self.arguments_as_object)
 
     @functools.cached_property
     def writes_tools(self) -> bool:

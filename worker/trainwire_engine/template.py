@@ -133,6 +133,9 @@ class ChatTemplate:
             self._template = chat_environment(now).from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateFailed(error.message or "syntax error", error.lineno) from None
+        except (SyntaxError, RecursionError) as error:
+            # Jinja lets some through, such as a break inside a macro, to the compiler of Python.
+            raise TemplateFailed(str(error) or "syntax error", None) from None
 
     def context(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, add_generation_prompt: bool
@@ -163,12 +166,15 @@ class ChatTemplate:
             marked = self.render(messages, tools)
         text: list[str] = []
         spans: list[Span] = []
-        at = start = 0
+        at = start = depth = 0
         for piece in MARKS.split(marked):
             if piece == OPEN:
-                start = at
+                start = start if depth else at
+                depth += 1
             elif piece == CLOSE:
-                spans.append((start, at))
+                depth -= 1
+                if not depth:
+                    spans.append((start, at))
             else:
                 text.append(piece)
                 at += len(piece)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -242,3 +244,34 @@ def test_a_builder_that_fails_gives_the_lock_back(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError):
             open_or_build(tmp_path, "key", [], fail, lambda: pytest.fail("it is locked"))
+
+
+def test_a_cache_that_cannot_be_written_serves_what_it_has(tmp_path: Path, builds: list[str], monkeypatch: Any) -> None:
+    load(tmp_path, ROWS, tokenizer_with(CHATML))
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for place in ("os.utime", "pathlib.Path.mkdir", "pathlib.Path.write_text"):
+        monkeypatch.setattr(place, refused)
+    notices: list[Notice] = []
+    assert len(load(tmp_path, tmp_path / "train.jsonl", tokenizer_with(CHATML), notices)) == 50
+    assert (len(builds), notices) == (1, [])
+
+
+def test_what_killed_builders_of_other_data_left_is_removed_but_no_work_of_the_living(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "tokens"
+    for name in ("dead.building-1", "alone.building-1", "alive.building-1"):
+        (folder / name).mkdir(parents=True)
+    (folder / "dead.lock").touch()
+    with (folder / "alive.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        load(tmp_path, ROWS, tokenizer_with(CHATML))
+    assert [name for name in stores(tmp_path) if ".building-" in name] == ["alive.building-1"]
+
+
+def test_the_digest_does_not_depend_on_how_the_rows_were_stored(tmp_path: Path, monkeypatch: Any) -> None:
+    lines = load(tmp_path, ROWS, tokenizer_with(CHATML))
+    monkeypatch.setattr("trainwire_engine.data.build._CHUNK_ROWS", 7)
+    (tmp_path / "array.json").write_text(json.dumps(ROWS, indent=1))
+    assert load(tmp_path, tmp_path / "array.json", tokenizer_with(CHATML)).digest == lines.digest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ def test_lines_are_read(tmp_path: Path, data: bytes) -> None:
         ("\ufeff".encode("utf-16"), 1, "UTF-16"),
         (LINE.replace(b'"content": "b"', b'"content": "b", "content": "c"'), 1, "twice"),
         (LINE.replace(b"{", b'{"messages":[],', 1), 1, "twice"),
+        (LINE.replace(b"{", b'{"messages" :[],', 1), 1, "twice"),
+        (LINE.replace(b"{", b'{"x": ' + b"[" * 900 + b"]" * 900 + b", ", 1), 1, "nested too deeply"),
+        (LINE.replace(b"{", b'{"x": 18446744073709551616, ', 1), 1, "does not fit into 64 bits"),
         (b"messages\n", 1, "not JSON"),
     ],
 )
@@ -297,3 +301,56 @@ def test_progress_ends_with_all_done(tmp_path: Path) -> None:
     size = (tmp_path / "train.jsonl").stat().st_size
     assert seen[0] == ("Tokenizing the training data", 0, size, "bytes")
     assert seen[-1] == ("Tokenizing the training data", size, size, "bytes")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (os.mkfifo, "is no file"),
+        (Path.mkdir, "is no file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is no file"),
+        (lambda path: path.symlink_to("nowhere"), "leads nowhere"),
+        (lambda path: path.symlink_to(path), "leads nowhere"),
+    ],
+    ids=["pipe", "folder", "device", "dangling link", "link to itself"],
+)
+def test_what_is_no_file_is_refused_in_a_folder_and_by_name(tmp_path: Path, make: Any, reason: str) -> None:
+    make(tmp_path / "train.jsonl")
+    for given in [tmp_path] if make is Path.mkdir else [tmp_path, tmp_path / "train.jsonl"]:
+        with pytest.raises(DatasetInvalid, match=f"train.jsonl .*{reason}"):
+            load(tmp_path, given, tokenizer_with(CHATML))
+
+
+def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").symlink_to(write_rows(tmp_path / "other.txt", [ROW]))
+    assert len(load(tmp_path, tmp_path, tokenizer_with(CHATML))) == 1
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notices: list[Notice] = []
+    write_rows(tmp_path / "train.jsonl", [ROW])
+
+    def refused(*_: Any) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("trainwire_engine.data.load.file_digest", refused)
+    with pytest.raises(DatasetInvalid, match=r"train\.jsonl cannot be read: Permission denied"):
+        load(tmp_path, tmp_path, tokenizer_with(CHATML), notices)
+    assert not notices
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_file_that_grows_while_it_is_read_is_refused_and_not_kept(tmp_path: Path, cached: bool) -> None:
+    file = write_rows(tmp_path / "train.jsonl", [ROW] * 3)
+    cache = tmp_path / "cache" if cached else file
+    config = config_for(file, tmp_path, cache_dir=str(cache))
+
+    def grow(*_: Any) -> None:
+        with file.open("ab") as more:
+            more.write(LINE + b"\n")
+
+    with pytest.raises(DatasetInvalid, match="was changed while it was read"):
+        load_dataset(config, tokenizer_with(CHATML), "train", grow, 1000)
+    dataset = load_dataset(config, tokenizer_with(CHATML), "train", lambda *_: None, 1000)
+    assert dataset is not None
+    assert len(dataset) == file.read_bytes().count(b"\n") > 3

@@ -10,7 +10,8 @@ from data.kit import CHATML, MARKS
 from data.test_masks import ALTERNATING, FORGETS, MARKED, MERGED, PARTS, THINKING, TOOLS, TRIMMED
 
 from trainwire_engine.data.conversations import Conversations
-from trainwire_engine.data.trace import TracedTemplate, Untraceable
+from trainwire_engine.data.recorder import Untraceable
+from trainwire_engine.data.traced_template import TracedTemplate
 from trainwire_engine.data.turns import TurnNotFound
 from trainwire_engine.template import ChatTemplate, TemplateFailed
 from trainwire_protocol.errors import Internal
@@ -56,7 +57,6 @@ def test_what_is_followed_is_what_the_template_renders(name: str) -> None:
         assert text == template.render(messages)
         assert spans == [] or template.has_generation_marks
     assert conversations._kept
-    assert not conversations._failed or name == "asked"  # an index behind the end is not followed
 
 
 def test_rows_of_one_structure_run_the_template_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_rows_of_one_structure_run_the_template_no_more(monkeypatch: pytest.Monk
     rendered: list[int] = []
     real = template.render
     monkeypatch.setattr(template, "render", lambda *a: rendered.append(1) or real(*a))
-    monkeypatch.setattr("trainwire_engine.data.conversations._CHECKED_EVERY", 10**9)
+    monkeypatch.setattr("trainwire_engine.data.conversations._is_checked", lambda uses: False)
     for i in range(500):
         reply = f"<think>\n{i}\n</think>\n\n{i}" if i % 2 else f"yes {i}"
         messages = [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": reply}]
@@ -79,7 +79,7 @@ def test_rows_of_one_structure_run_the_template_no_more(monkeypatch: pytest.Monk
 def test_a_template_followed_wrongly_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate(CHATML, {})
     conversations = Conversations(template, MARKS)
-    monkeypatch.setattr("trainwire_engine.data.conversations._CHECKED_EVERY", 5)
+    monkeypatch.setattr("trainwire_engine.data.conversations._is_checked", lambda uses: uses == 5)
     messages = [{"role": "user", "content": "a"}]
     conversations(messages, None, [])
     monkeypatch.setattr(template, "render", lambda *_: "other")
@@ -93,9 +93,9 @@ def test_a_template_followed_wrongly_would_be_noticed(monkeypatch: pytest.Monkey
     "source",
     [
         "{{ messages | map(attribute='content') | batch(2) }}",
-        "{{ 'a' in 'abc' }}",
-        "{{ '%s' % messages[0].content }}",
-        "{{ ', '.join(['a']) }}",
+        "{{ messages[0].content is sameas 'a' }}",
+        "{% autoescape true %}{{ messages[0].content }}{% endautoescape %}",
+        "{{ 'a' in messages[0].content in 'abc' }}",
         "{{ messages[0].content | safe }}",
         "{{ messages[0].content | indent }}",
     ],

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from data.kit import CHATML, chat, load, shown, tokenizer_with, trained
 
+from trainwire_engine.data import Notice
 from trainwire_engine.tokenizer import Tokenizer
 from trainwire_protocol.errors import DatasetInvalid
 
@@ -414,3 +415,56 @@ def test_masks_do_not_depend_on_what_was_learnt_from_rows_before(tmp_path: Path)
         folder.mkdir()
         alone = load(folder, [row], Tokenizer(tokenizer.backend, {"eos_token": "<|im_end|>"}, {"default": THINKING}))
         assert shown(alone, tokenizer) == shown(together, tokenizer, index)
+
+
+MARKED_SHORT = MARKED.replace(
+    "m.content + '<|im_end|>' }}{% endgeneration %}", "m.content }}{% endgeneration %}<|im_end|>"
+)
+UNMARKED = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "noticed"),
+    [(CHATML, []), (MARKED, []), (MARKED_SHORT, ["no_end_of_turn"]), (UNMARKED, ["no_end_of_turn"])],
+)
+def test_a_template_that_trains_no_end_of_a_turn_is_noticed(tmp_path: Path, template: str, noticed: list[str]) -> None:
+    notices: list[Notice] = []
+    load(tmp_path, [TALK], tokenizer_with(template), notices)
+    assert [notice.code for notice in notices] == noticed
+
+
+def test_a_template_that_trains_no_end_of_a_tool_call_is_noticed(tmp_path: Path) -> None:
+    open_calls = TOOLS.replace("{{ '<|im_end|>\\n' }}", "{% if not m.tool_calls %}{{ '<|im_end|>\\n' }}{% endif %}")
+    assert open_calls != TOOLS
+    for template, row, noticed in [
+        (TOOLS, tool_row(content="", tool_calls=[CALL]), []),
+        (open_calls, TALK, []),
+        (open_calls, tool_row(content="", tool_calls=[CALL]), ["no_end_of_tool_call"]),
+    ]:
+        notices: list[Notice] = []
+        load(tmp_path, [row], tokenizer_with(template), notices)
+        assert [notice.code for notice in notices] == noticed
+
+
+def test_nested_generation_blocks_are_one(tmp_path: Path) -> None:
+    nested = MARKED.replace("m.content +", "m.content }}{% generation %}{{ '!' }}{% endgeneration %}{{", 1)
+    tokenizer = tokenizer_with(nested)
+    assert trained(load(tmp_path, [TALK], tokenizer), tokenizer) == ["Yes.!<|im_end|>", "Four.!<|im_end|>"]
+
+
+def test_characters_that_bracket_generation_blocks_shift_no_mask(tmp_path: Path) -> None:
+    unseen = MARKED.replace("m.content + '<|im_end|>'", "(m.content | indent) + '<|im_end|>'")
+    rows = [chat("user: \ufdd0\ufdd1", "assistant: b"), chat("user: a", "assistant: b")]
+    tokenizer = tokenizer_with(unseen)
+    dataset = load(tmp_path, rows, tokenizer)
+    assert dataset.report.rows_dropped["turn_not_found"].count == 1
+    assert trained(dataset, tokenizer) == ["b<|im_end|>"]
+
+
+def test_words_reserved_for_signs_harm_nothing(tmp_path: Path) -> None:
+    rows = [tool_row(content="", tool_calls=[{"function": {"name": "add", "arguments": {"n": "Qz99zQw7"}}}])]
+    tokenizer = tokenizer_with(TOOLS)
+    assert "Qz99zQw7" in trained(load(tmp_path, rows, tokenizer), tokenizer)[0]
+    rows[0]["tools"] = [{"type": "function", "function": {"name": "Qz99zQw7"}}]
+    with pytest.raises(DatasetInvalid, match="turn_not_found"):
+        load(tmp_path, rows, tokenizer)

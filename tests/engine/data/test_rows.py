@@ -223,3 +223,21 @@ def test_notices_tell_what_the_template_does_not_write(tmp_path: Path) -> None:
     notices: list[Notice] = []
     load(tmp_path, [row], tokenizer_with(CHATML), notices)
     assert [notice.code for notice in notices] == ["reasoning_not_in_template", "tools_not_in_template"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ('{"n": NaN}', "not JSON"),
+        ('{"n": "\\ud83d"}', "not JSON"),
+        ('{"n": 1, "n": 2}', "'n' stands twice"),
+        ('{"n": 123456789012345678901}', "does not fit into 64 bits"),
+        ("[1]", "a list, not an object"),
+    ],
+)
+def test_arguments_given_as_text_are_as_strict_as_rows(tmp_path: Path, arguments: str, reason: str) -> None:
+    calls = [{"function": {"name": "f", "arguments": arguments}}]
+    row = {"messages": [message("user", "a"), {"role": "assistant", "tool_calls": calls}]}
+    with pytest.raises(DatasetInvalid, match=r"messages\[1\]\.tool_calls\[0\]\.function\.arguments: ") as caught:
+        load(tmp_path, [row], tokenizer_with(CHATML))
+    assert reason in caught.value.message

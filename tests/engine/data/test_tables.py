@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data.kit import CHATML, chat, config_for, load, tokenizer_with
+from data.kit import CHATML, chat, config_for, load, tokenizer_with, trained
+from data.test_masks import TOOLS
 
 from trainwire_engine.data import Notice, load_dataset
 from trainwire_protocol.errors import DatasetInvalid
@@ -53,6 +54,30 @@ def test_a_folder_of_parquet_shards_is_read_in_order(tmp_path: Path) -> None:
 def test_tool_calls_of_a_parquet_file_are_read_from_text(tmp_path: Path) -> None:
     row = {"tools": '[{"name": "f"}]', "messages": [*ROWS[0]["messages"]]}
     assert len(load(tmp_path, parquet(tmp_path / "train.parquet", [row, row]), tokenizer_with(CHATML))) == 2
+
+
+def test_null_entries_that_a_column_adds_to_objects_are_left_out(tmp_path: Path) -> None:
+    def row(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        question = {"role": "user", "content": "q", "tool_calls": None}
+        return {"messages": [question, {"role": "assistant", "content": None, "tool_calls": [call]}]}
+
+    file = parquet(tmp_path / "train.parquet", [row("f", {"a": 1}), row("g", {"b": "x"})])
+    tokenizer = tokenizer_with(TOOLS)
+    dataset = load(tmp_path, file, tokenizer)
+    assert [trained(dataset, tokenizer, i)[0] for i in (0, 1)] == [
+        '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call><|im_end|>',
+        '<tool_call>{"name": "g", "arguments": {"b": "x"}}</tool_call><|im_end|>',
+    ]
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+    file = parquet(tmp_path / "train.parquet", ROWS)
+    data = bytearray(file.read_bytes())
+    data[4:400] = b"\xff" * 396
+    file.write_bytes(data)
+    with pytest.raises(DatasetInvalid, match=r"train\.parquet is damaged"):
+        load(tmp_path, file, tokenizer_with(CHATML))
 
 
 def test_a_parquet_file_that_does_not_fit_is_named_by_row_and_field(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from trainwire_engine.data.checks import file_invalid
+from trainwire_engine.data.problems import file_invalid
 
 _BLOCK = 1 << 20
 _SPACE = " \t\r\n"

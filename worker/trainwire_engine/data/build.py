@@ -8,11 +8,11 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 
-from trainwire_engine.data.checks import RowError, row_invalid
 from trainwire_engine.data.encode import Encoded
 from trainwire_engine.data.files import RawRow, RowFile, Source
 from trainwire_engine.data.options import Options
 from trainwire_engine.data.parse import parse_row
+from trainwire_engine.data.problems import RowError, row_invalid
 from trainwire_engine.data.process import Chunk, encode_apart, encode_here
 from trainwire_engine.data.rows import SHAPES, Shape, shape_of
 from trainwire_engine.data.store import StoreWriter

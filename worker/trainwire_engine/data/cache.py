@@ -16,10 +16,12 @@ from pathlib import Path
 from trainwire_engine.data.options import Options
 from trainwire_engine.data.store import Store
 
+_HALF = ".building-"
+_NOTES = "files"
 _SETTLED_NS = 2 * 10**9
 _UNUSED_SECONDS = 60 * 24 * 3600
 
-VERSION = 1
+VERSION = 2
 """Raise it with every change that makes other tokens of the same rows, or stores them otherwise."""
 
 
@@ -37,7 +39,7 @@ def file_digest(path: Path, folder: Path) -> str:
     now = time.time_ns()
     stat = path.stat()
     marks = [str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
-    note = folder / "files" / hashlib.blake2b(str(path).encode(), digest_size=16).hexdigest()
+    note = folder / _NOTES / hashlib.blake2b(str(path).encode(), digest_size=16).hexdigest()
     with contextlib.suppress(OSError, ValueError):
         kept = json.loads(note.read_text(encoding="utf-8"))
         if kept["marks"] == marks:
@@ -73,7 +75,7 @@ def open_or_build(
         if store is not None:
             return store
         _clean(folder, key)
-        building = Path(tempfile.mkdtemp(prefix=f"{key}.building-", dir=folder))
+        building = Path(tempfile.mkdtemp(prefix=key + _HALF, dir=folder))
         try:
             build(building)
             if place.exists():
@@ -88,20 +90,37 @@ def open_or_build(
 def _opened(place: Path, names: list[str]) -> Store | None:
     try:
         store = Store(place, names)
-        os.utime(place)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    with contextlib.suppress(OSError):  # a cache that cannot be written serves all the same
+        os.utime(place)
     return store
 
 
 def _clean(folder: Path, key: str) -> None:
-    """Remove half-made data: of this key, which is locked, at once; and all data that was not used for long."""
+    """Remove what killed builders left half-made, and all data that was not used for long. `key` is locked."""
     now = time.time()
-    for path in folder.iterdir():
-        half = path.name.startswith(f"{key}.building-")
+    for path in sorted(folder.iterdir()):
         with contextlib.suppress(OSError):
-            if path.is_dir() and path.name != "files" and (half or now - path.stat().st_mtime > _UNUSED_SECONDS):
+            owner, half, _ = path.name.partition(_HALF)
+            if half:
+                gone = owner == key or _is_free(folder / f"{owner}.lock")
+            else:
+                gone = path.is_dir() and path.name != _NOTES and now - path.stat().st_mtime > _UNUSED_SECONDS
+            if gone:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_free(lock: Path) -> bool:
+    """Whether nobody holds a lock."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from trainwire_protocol.errors import DatasetInvalid
+import orjson
 
-
-class RowError(Exception):
-    """A row that cannot be used: the field, the reason, and what to do about it."""
-
-    def __init__(self, field: str, reason: str, hint: str | None = None) -> None:
-        super().__init__(f"{field}: {reason}")
-        self.field = field
-        self.reason = reason
-        self.hint = hint
+from trainwire_engine.data.parse import parse_strictly
+from trainwire_engine.data.problems import RowError, kind_of
 
 
 def check_message(message: Any, where: str) -> bool:
@@ -62,11 +54,7 @@ def _check_call(call: Any, where: str) -> None:
     text_of(typed(function, dict, at), "name", at)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else None
-        except ValueError:
-            hint = "Arguments are an object, or the JSON text of one."
-            raise RowError(f"{at}.arguments", "it is a text that is not JSON", hint) from None
+        arguments = json_text(arguments, f"{at}.arguments")
     if arguments is not None and not isinstance(arguments, dict):
         raise RowError(f"{at}.arguments", f"it is {kind_of(arguments)}, not an object")
 
@@ -98,26 +86,14 @@ def typed(value: Any, kind: type, where: str) -> Any:
     return value
 
 
-def kind_of(value: Any) -> str:
-    """Name the type of a JSON value."""
-    names = {
-        str: "a text",
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        list: "a list",
-        dict: "an object",
-    }
-    return "null" if value is None else names.get(type(value), type(value).__name__)
-
-
-def file_invalid(name: str, line: int, reason: str, hint: str | None, field: str | None = None) -> DatasetInvalid:
-    """Say what is wrong at a line of a file, and in which field."""
-    what = f"{field}: {reason}" if field else reason
-    details = {"path": name, "line": line, "reason": reason, **({"field": field} if field else {})}
-    return DatasetInvalid(f"{name}:{line}: {what}.", hint=hint, **details)
-
-
-def row_invalid(name: str, line: int, error: RowError) -> DatasetInvalid:
-    """Say where a row stands that cannot be used, and why."""
-    return file_invalid(name, line, error.reason, error.hint, error.field)
+def json_text(text: str, where: str) -> Any:
+    """Read JSON that a row has as a text; null where it is empty. Raises RowError."""
+    if not text.strip():
+        return None
+    try:
+        return parse_strictly(text)
+    except orjson.JSONDecodeError as error:
+        raise RowError(where, f"it is a text that is not JSON: {error.msg}") from None
+    except RowError as error:
+        reason = error.reason if error.field == "row" else f"its key {error.field!r} stands twice"
+        raise RowError(where, reason, error.hint) from None

@@ -7,11 +7,12 @@ from typing import Any
 
 import orjson
 
+from trainwire_engine.data.recorder import SIGN, Untraceable, sign_text
 from trainwire_engine.data.recording import Recording, record
 from trainwire_engine.data.signs import outline, sources_of, split, with_contents
-from trainwire_engine.data.trace import SIGN, TracedTemplate, Untraceable, sign_text
+from trainwire_engine.data.traced_template import TracedTemplate
 from trainwire_engine.data.turns import Contents, Signed, TurnFinder, TurnNotFound, choose_blocks
-from trainwire_engine.template import ChatTemplate, Message, Span, TemplateFailed
+from trainwire_engine.template import MARKS, ChatTemplate, Message, Span, TemplateFailed
 from trainwire_protocol.errors import Internal
 
 _STRUCTURES = 4096
@@ -31,7 +32,7 @@ class Conversations:
         self._template = template
         self._finder = TurnFinder(template, marks)
         self._kept: dict[Key, list[Recording]] = {}
-        self._failed: dict[Key, int] = {}
+        self._constant = template.source + repr(template.variables)
         try:
             self._traced: TracedTemplate | None = TracedTemplate(template)
         except Untraceable:
@@ -51,28 +52,34 @@ class Conversations:
             replayed = recording.replay(contents)
             if replayed is not None:
                 recording.uses += 1
-                if recording.uses % _CHECKED_EVERY == 0 and self._template.render(messages, tools) != replayed[0]:
+                if _is_checked(recording.uses) and self._template.render(messages, tools) != replayed[0]:
                     raise Internal("A chat template was followed wrongly: its text differs from what it renders.")
                 return replayed
         text = self._template.render(messages, tools)
-        if self._traced is not None and self._may_record(key, kept):
+        room = len(kept) < _PER_STRUCTURE and (len(self._kept) < _STRUCTURES or key in self._kept)
+        # Turns are found in the same way whether there is room or not: masks depend on the row alone.
+        if self._traced is not None and (room or turns) and not self._has_signs(messages, tools):
             new = record(self._traced, self._finder, messages, tools, turns, sources_of(messages))
             replayed = new.replay(contents) if new else None
             if new is not None and replayed is not None and replayed[0] == text:
-                self._kept.setdefault(key, []).append(new)
+                if room:
+                    self._kept.setdefault(key, []).append(new)
                 return replayed
-            self._failed[key] = self._failed.get(key, 0) + 1
         return text, self._found(text, messages, tools, turns) if turns else []
 
-    def _may_record(self, key: Key, kept: list[Recording]) -> bool:
-        room = len(self._kept) < _STRUCTURES or key in self._kept
-        return room and len(kept) < _PER_STRUCTURE and self._failed.get(key, 0) < _PER_STRUCTURE
+    def _has_signs(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> bool:
+        """Whether a text that is no content looks like a sign or a bracket, and so would be taken for one."""
+        bare = [with_contents(0, message, lambda *_: "") for message in messages]
+        around = orjson.dumps([bare, tools]).decode() + self._constant
+        return bool(SIGN.search(around) or MARKS.search(around))
 
     def _found(
         self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turns: Sequence[int]
     ) -> list[Span]:
         """Find turns where the template cannot be followed: by its own marks, or by signs behind the contents."""
         if self._template.has_generation_marks:
+            if MARKS.search(text):
+                raise TurnNotFound("the text has characters that are reserved for generation blocks")
             _, blocks = self._template.render_marked(messages, tools)
             if blocks:
                 return choose_blocks(blocks, messages, turns)
@@ -121,3 +128,8 @@ class Conversations:
         found = self._finder.find(whole, render, len(messages), turns, contents)
         replayed = Recording(whole, [found[turn] for turn in sorted(found)], []).replay([""] * len(owners))
         return None if replayed is None else replayed[1]
+
+
+def _is_checked(uses: int) -> bool:
+    """The first uses of a recording are checked often, the later ones now and then."""
+    return uses & (uses - 1) == 0 or uses % _CHECKED_EVERY == 0

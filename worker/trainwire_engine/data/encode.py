@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from trainwire_engine.data.checks import RowError, row_invalid
 from trainwire_engine.data.files import RawRow
 from trainwire_engine.data.options import Options
 from trainwire_engine.data.parse import parse_row
+from trainwire_engine.data.problems import RowError, row_invalid
 from trainwire_engine.data.render import Rendered, Renderer, RowDropped
 from trainwire_engine.data.rows import Shape, Tokens
 from trainwire_engine.data.words import WordEncoder

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from trainwire_engine.data.arrays import array_elements
-from trainwire_engine.data.checks import file_invalid
+from trainwire_engine.data.problems import file_invalid, unreadable
 from trainwire_protocol.errors import DatasetInvalid
 
 MAX_ROW_BYTES = 64 << 20
@@ -74,8 +74,7 @@ class RowFile:
             hint = "Copy or compress it again."
             raise DatasetInvalid(f"{self.name} is no whole gzip file: {error}.", hint=hint, path=self.name) from None
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise DatasetInvalid(f"{self.name} cannot be read: {reason}.", path=self.name) from None
+            raise unreadable(self.name, error) from None
 
 
 def _lines(stream: BinaryIO) -> Iterator[RawRow]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainwire_engine.data.build import Report, build
 from trainwire_engine.data.cache import content_key, file_digest, open_or_build
 from trainwire_engine.data.dataset import Dataset
 from trainwire_engine.data.options import Options
+from trainwire_engine.data.problems import unreadable
 from trainwire_engine.data.report import DataReport
 from trainwire_engine.data.sources import Place, Split, opened, train_places, valid_places
 from trainwire_engine.data.store import Store, StoreWriter
@@ -24,6 +25,10 @@ from trainwire_protocol.folders import user_cache
 _NOTICES = {
     "tools_not_in_template": "The chat template does not write the tools of a row: the model never sees them.",
     "reasoning_not_in_template": "The chat template does not write the reasoning of a turn: it is not trained.",
+    "no_end_of_turn": "The chat template ends an assistant turn without a mark, or leaves it out of its generation"
+    " block: the model does not learn where to stop.",
+    "no_end_of_tool_call": "The chat template writes no end mark after a tool call: the model does not learn to stop"
+    " there and wait for the result.",
     "no_end_mark": "The tokenizer has no end mark: the model does not learn where a text ends.",
 }
 
@@ -64,13 +69,12 @@ def load_dataset(
     title = "Tokenizing the training data" if split == "train" else "Tokenizing the validation data"
     work = _Work(Path(config.cache_dir or user_cache()) / "tokens", tokenizer, options, places, title, report)
     try:
-        store = work.cached()
+        store = work.store(notices)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            hint = "Make room, or set cache_dir to a folder on another disk."
-            raise DiskFull(f"No space is left for tokenized data in {work.folder}.", hint=hint) from None
-        notices.append(Notice("no_cache", f"Tokenized data cannot be kept: {error}. The next start tokenizes again."))
-        store = work.uncached()
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        hint = "Make room, or set cache_dir to a folder on another disk."
+        raise DiskFull(f"No space is left for tokenized data in {work.folder}.", hint=hint) from None
     _check_vocabulary(store, vocab_size)
     dataset = Dataset(store)
     notices.extend(Notice(code, _NOTICES[code]) for code in store.notices)
@@ -93,16 +97,34 @@ class _Work:
     places: list[Place]
     title: str
     report: Report
+    _marks: dict[Path, tuple[int, ...]] = field(default_factory=dict)
 
-    def cached(self) -> Store:
-        """Take the tokens from the cache, or make them and put them there. Raises OSError if that is impossible."""
-        contents = [
-            place.content if isinstance(place, HubRows) else file_digest(place, self.folder) for place in self.places
-        ]
+    def store(self, notices: list[Notice]) -> Store:
+        """Take the tokens from the cache, or make them and put them there; without one if that is impossible.
+
+        Raises OSError where the disk is full.
+        """
+        contents = []
+        for place in self.places:
+            if isinstance(place, HubRows):
+                contents.append(place.content)
+                continue
+            try:
+                self._marks[place] = _marks(place)
+                contents.append(file_digest(place, self.folder))
+            except OSError as error:
+                raise unreadable(str(place), error) from None
         key = content_key(contents, self.tokenizer.digest, self.options)
-        return open_or_build(self.folder, key, self._names(), self._build, self._waiting)
+        try:
+            return open_or_build(self.folder, key, self._names(), self._build, self._waiting)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            why = f"Tokenized data cannot be kept: {error}. The next start tokenizes again."
+            notices.append(Notice("no_cache", why))
+            return self._uncached()
 
-    def uncached(self) -> Store:
+    def _uncached(self) -> Store:
         """Make the tokens in a folder that is gone with the process."""
         folder = Path(tempfile.mkdtemp(prefix="trainwire-tokens-"))
         try:
@@ -120,13 +142,30 @@ class _Work:
         try:
             sources = [opened(place) for place in self.places]
             build(writer, sources, self.tokenizer, self.options, self.title, self.report)
+            self._check_unchanged()
         except BaseException:
             writer.abandon()
             raise
         writer.close()
 
+    def _check_unchanged(self) -> None:
+        """Refuse rows of a file that was written to meanwhile: they are not those that the key names."""
+        for path, marks in self._marks.items():
+            if _marks(path) != marks:
+                raise DatasetInvalid(
+                    f"{path} was changed while it was read.",
+                    hint="Start again when nothing writes to it any more.",
+                    path=str(path),
+                )
+
     def _waiting(self) -> None:
         self.report(f"{self.title} in another process", 0, 1, "builds")
+
+
+def _marks(path: Path) -> tuple[int, ...]:
+    """What changes with a file's content."""
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
 
 def _check_vocabulary(store: Store, vocab_size: int) -> None:

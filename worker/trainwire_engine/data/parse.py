@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import orjson
 
-from trainwire_engine.data.checks import RowError
+from trainwire_engine.data.problems import RowError
+
+_LATE_COLON = re.compile(rb'"\s+:')
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
 
 
 def parse_row(data: bytes) -> Any:
-    """Parse one row strictly: UTF-8, no lone surrogates, no NaN, no key twice in an object. Raises RowError."""
+    """Parse one row strictly, as `parse_strictly` does; it says where a row is broken. Raises RowError."""
     try:
-        value = orjson.loads(data)
+        return parse_strictly(data)
     except orjson.JSONDecodeError as error:
         raise RowError("row", *_diagnosis(data, error)) from None
-    # A key that stands twice is lost in `value`. The slower look is only taken where the counts differ.
-    if data.count(b'":') != _keys(value):
-        json.loads(data, object_pairs_hook=_refuse_repeated)
+
+
+def parse_strictly(data: bytes | str) -> Any:
+    """Parse JSON so that nothing of it is lost: no lone surrogate, NaN, key twice, or integer beyond 64 bits.
+
+    Raises orjson.JSONDecodeError, or RowError for a key or a number.
+    """
+    value = orjson.loads(data)
+    data = data.encode() if isinstance(data, str) else data
+    try:
+        # A key that stands twice is lost in `value`. The slower look is only taken where the counts differ.
+        if data.count(b'":') != _keys(value) or _LATE_COLON.search(data):
+            json.loads(data, object_pairs_hook=_refuse_repeated)
+        if _LONG_NUMBER.search(data):
+            json.loads(data, parse_int=_refuse_long)
+    except RecursionError:
+        raise RowError("row", "it is nested too deeply") from None
     return value
+
+
+def _refuse_long(digits: str) -> None:
+    if not -(2**63) <= int(digits) < 2**64:
+        raise RowError("row", f"the number {digits[:40]} does not fit into 64 bits", "Write it as a text.")
 
 
 def _keys(value: Any) -> int:

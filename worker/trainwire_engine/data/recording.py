@@ -6,19 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainwire_engine.data.recorder import SIGN, Pick, Recorder, Step, Untraceable, apply, sign_text, value_of
 from trainwire_engine.data.signs import Source, split, with_contents
-from trainwire_engine.data.trace import (
-    SIGN,
-    Pick,
-    Recorder,
-    Step,
-    Traced,
-    TracedTemplate,
-    Untraceable,
-    apply,
-    sign_text,
-    value_of,
-)
+from trainwire_engine.data.stand_in import StandIn
+from trainwire_engine.data.traced_template import TracedTemplate
 from trainwire_engine.data.turns import Contents, Place, Signed, TurnFinder, TurnNotFound, choose_blocks
 from trainwire_engine.template import CLOSE, MARKS, OPEN, Message, Span, TemplateFailed, tracking
 
@@ -70,7 +61,7 @@ def record(
     recorder = Recorder([s.text for s in sources], [s.message for s in sources], [s.kind for s in sources])
     numbers = iter(range(len(sources)))
     stand_ins = [
-        with_contents(index, message, lambda *_: Traced(sign_text(next(numbers)), recorder))
+        with_contents(index, message, lambda *_: StandIn(sign_text(next(numbers)), recorder))
         for index, message in enumerate(messages)
     ]
 
@@ -106,14 +97,17 @@ def _without_brackets(signed: Signed) -> tuple[Signed, list[tuple[Place, Place]]
     """Take the brackets of generation blocks out of the literals, and say where they were."""
     literals: list[str] = []
     blocks: list[tuple[Place, Place]] = []
-    opened = Place(0, 0)
+    opened, depth = Place(0, 0), 0
     for index, literal in enumerate(signed.literals):
         kept = ""
         for piece in MARKS.split(literal):
             if piece == OPEN:
-                opened = Place(index, len(kept))
+                opened = opened if depth else Place(index, len(kept))
+                depth += 1
             elif piece == CLOSE:
-                blocks.append((opened, Place(index, len(kept))))
+                depth -= 1
+                if not depth:
+                    blocks.append((opened, Place(index, len(kept))))
             else:
                 kept += piece
         literals.append(kept)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainwire_engine.data.checks import RowError
 from trainwire_engine.data.conversations import Conversations
+from trainwire_engine.data.endings import Endings
+from trainwire_engine.data.problems import RowError
 from trainwire_engine.data.rows import Chat, Text, Tokens
 from trainwire_engine.data.turns import TurnNotFound
 from trainwire_engine.messages import MessageForm
@@ -36,6 +37,7 @@ class _Templated:
     template: ChatTemplate
     form: MessageForm
     conversations: Conversations
+    endings: Endings
 
 
 @dataclass
@@ -85,8 +87,13 @@ class Renderer:
         try:
             kit = self._kit(chat)
             messages = kit.form(chat.messages)
-            if any(message.get("tool_calls") for message in messages) and not kit.form.writes_tool_calls:
-                raise RowDropped("tool_calls_not_in_template")
+            if any(message.get("tool_calls") for message in messages):
+                if not kit.form.writes_tool_calls:
+                    raise RowDropped("tool_calls_not_in_template")
+                if kit.endings.open_call:
+                    self.notices.add("no_end_of_tool_call")
+            if kit.endings.open_turn:
+                self.notices.add("no_end_of_turn")
             if chat.tools and not kit.form.writes_tools:
                 self.notices.add("tools_not_in_template")
             if any("reasoning_content" in message for message in messages) and not kit.form.writes_reasoning:
@@ -102,7 +109,8 @@ class Renderer:
         template, form = self.tokenizer.template_for(chat.tools)
         kit = self._templates.get(id(template))
         if kit is None:
-            kit = _Templated(template, form, Conversations(template, self.tokenizer.marks))
+            conversations = Conversations(template, self.tokenizer.marks)
+            kit = _Templated(template, form, conversations, Endings(self.tokenizer, form, conversations))
             self._templates[id(template)] = kit
         return kit
 

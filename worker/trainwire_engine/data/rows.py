@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainwire_engine.data.checks import RowError, check_message, integers, kind_of, text_of, typed
+from trainwire_engine.data.checks import check_message, integers, json_text, text_of, typed
+from trainwire_engine.data.problems import RowError, kind_of
 
 Row = Mapping[str, Any]
 Message = dict[str, Any]
@@ -97,10 +97,9 @@ def _conversations(row: Row, templated: bool) -> Chat:
 
 
 def _parsed_calls(value: str, where: str) -> list[Any]:
-    try:
-        parsed = json.loads(value)
-    except ValueError:
-        raise RowError(where, "a function_call is a JSON text with name and arguments") from None
+    parsed = json_text(value, where)
+    if not isinstance(parsed, dict | list):
+        raise RowError(where, "a function_call is a JSON text with name and arguments")
     calls: list[Any] = parsed if isinstance(parsed, list) else [parsed]
     return calls
 
@@ -204,10 +203,7 @@ def _chat(messages: Any, where: str, row: Row) -> Chat:
     train = [check_message(message, f"{where}[{index}]") for index, message in enumerate(checked)]
     tools = row.get("tools")
     if isinstance(tools, str):
-        try:
-            tools = json.loads(tools) if tools.strip() else None
-        except ValueError:
-            raise RowError("tools", "it is a text that is not JSON") from None
+        tools = json_text(tools, "tools")
     if tools is not None:
         tools = typed(tools, list, "tools")
         for index, tool in enumerate(tools):

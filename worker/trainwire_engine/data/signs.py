@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from trainwire_engine.data.trace import SIGN
+from trainwire_engine.data.recorder import SIGN
 from trainwire_engine.data.turns import Signed
 from trainwire_engine.messages import REASONING_FIELDS
 from trainwire_engine.template import Message
@@ -75,13 +75,20 @@ def with_contents(index: int, message: Message, put: Callable[[int, str, str], s
             for part in content
         ]
     if message.get("tool_calls"):
-        result["tool_calls"] = [_with_name(call, index, put) for call in message["tool_calls"]]
+        result["tool_calls"] = [
+            {**call, "function": _with_texts(call["function"], lambda text: put(index, "call", text))}
+            for call in message["tool_calls"]
+        ]
     return result
 
 
-def _with_name(call: dict[str, Any], index: int, put: Callable[[int, str, str], str]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "name": put(index, "call", function["name"])}}
+def _with_texts(value: Any, put: Callable[[str], str]) -> Any:
+    """Copy a JSON value with other texts; keys, numbers and null stay."""
+    if isinstance(value, str):
+        return put(value)
+    if isinstance(value, dict):
+        return {key: _with_texts(entry, put) for key, entry in value.items()}
+    return [_with_texts(entry, put) for entry in value] if isinstance(value, list) else value
 
 
 def split(text: str) -> Signed:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from trainwire_engine.data.files import RowFile
+from trainwire_engine.data.problems import unreadable
 from trainwire_engine.data.tables import HubRows, ParquetRows, hub_splits
 from trainwire_protocol.errors import DatasetInvalid
 
@@ -45,7 +47,7 @@ def valid_places(data: str | Sequence[str], valid_data: str | Sequence[str] | No
         entries = [data] if isinstance(data, str) else data
         return [place for entry in entries if _holds_splits(entry) for place in _in(entry, "valid")]
     entries = [valid_data] if isinstance(valid_data, str) else valid_data
-    return [place for entry in entries if Path(entry).exists() or _is_hub(entry) for place in _in(entry, "valid")]
+    return [place for entry in entries if os.path.lexists(entry) or _is_hub(entry) for place in _in(entry, "valid")]
 
 
 def opened(place: Place) -> RowFile | ParquetRows | HubRows:
@@ -64,6 +66,13 @@ def _is_hub(entry: str) -> bool:
 
 
 def _in(entry: str, split: Split) -> list[Place]:
+    try:
+        return _found(entry, split)
+    except OSError as error:
+        raise unreadable(entry, error) from None
+
+
+def _found(entry: str, split: Split) -> list[Place]:
     path = Path(entry)
     if path.is_dir():
         return list(_in_folder(path, split))
@@ -85,7 +94,7 @@ def _in_folder(folder: Path, split: Split) -> list[Path]:
                 path=str(folder),
             )
         if files:
-            return files
+            return [_checked(file) for file in files]
     return []
 
 
@@ -98,6 +107,8 @@ def _stem(path: Path) -> str | None:
 
 
 def _checked(path: Path) -> Path:
+    if path.is_symlink() and not path.exists():
+        raise DatasetInvalid(f"{path} is a link that leads nowhere.", path=str(path))
     if not path.exists():
         hint = "Check the path; it is taken relative to the config file."
         raise DatasetInvalid(f"There is no data file {path}.", hint=hint, path=str(path))

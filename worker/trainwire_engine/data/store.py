@@ -27,7 +27,8 @@ class StoreWriter:
         self.notices: set[str] = set()
         self.train_on: set[str] = set()
         self._sources = sources
-        self._digest = hashlib.blake2b(digest_size=16)
+        # Apart, so that they do not depend on how the rows came in chunks.
+        self._lengths_digest, self._tokens_digest = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
         self._lengths: dict[str, int] = {}
         self._max_token = (-1, 0, 0)
         self._tokens = (folder / _TOKENS).open("wb")
@@ -65,8 +66,8 @@ class StoreWriter:
         report.trained_tokens += int(rows["trained"].sum())
         for key, number in histogram(rows["length"]).items():
             self._lengths[key] = self._lengths.get(key, 0) + number
-        for data in (rows["length"].tobytes(), tokens.tobytes()):
-            self._digest.update(data)
+        self._lengths_digest.update(rows["length"].tobytes())
+        self._tokens_digest.update(tokens.tobytes())
         self._tokens.write(tokens.tobytes())
         self._rows.write(rows.tobytes())
 
@@ -78,7 +79,7 @@ class StoreWriter:
             "report": self.report.as_dict(),
             "notices": sorted(self.notices),
             "train_on": sorted(self.train_on),
-            "digest": self._digest.hexdigest(),
+            "digest": self._lengths_digest.hexdigest() + self._tokens_digest.hexdigest(),
             "max_token": self._max_token,
         }
         with (self.folder / _META).open("w", encoding="utf-8") as file:

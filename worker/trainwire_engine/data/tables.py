@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from trainwire_engine.data.checks import file_invalid
 from trainwire_engine.data.files import RawRow
+from trainwire_engine.data.problems import file_invalid
 from trainwire_engine.data.rows import SHAPES
 from trainwire_protocol.errors import DatasetInvalid
 
@@ -41,9 +41,18 @@ class ParquetRows:
         """Give every row as JSON. Raises DatasetInvalid."""
         columns = _columns(self._file.schema_arrow.names)
         batches = self._file.iter_batches(batch_size=_BATCH, columns=columns)
-        for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
-            self.position = number
-            yield RawRow(number, _json(self.name, number, row))
+        number = 0
+        while True:
+            try:
+                rows = next(batches).to_pylist()
+            except StopIteration:
+                return
+            except Exception as error:
+                raise DatasetInvalid(f"{self.name} is damaged: {error}.", path=self.name) from None
+            for row in rows:
+                number += 1
+                self.position = number
+                yield RawRow(number, _json(self.name, number, row))
 
 
 class HubRows:
@@ -100,6 +109,13 @@ def _columns(names: list[str]) -> list[str]:
 
 def _json(name: str, line: int, row: dict[str, Any]) -> bytes:
     try:
-        return orjson.dumps(row)
+        return orjson.dumps({key: _without_nulls(value) for key, value in row.items()})
     except (TypeError, ValueError) as error:
         raise file_invalid(name, line, f"it has a value that JSON cannot hold ({error})", None, "row") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """Leave out null entries of objects: a column has every key that any of its rows has."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(entry) for key, entry in value.items() if entry is not None}
+    return [_without_nulls(entry) for entry in value] if isinstance(value, list) else value
