@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time
@@ -13,7 +12,8 @@ from typing import Any
 
 from trainwire_engine.messages import MessageForm
 from trainwire_engine.template import ChatTemplate, Message, TemplateFailed
-from trainwire_protocol.errors import ConfigInvalid, ModelLoadFailed
+from trainwire_engine.tokenizer_folder import chosen_template, model_eos_ids, read_backend, read_json, read_templates
+from trainwire_protocol.errors import ConfigInvalid
 
 _FILES = (
     "tokenizer.json",
@@ -90,16 +90,16 @@ class Tokenizer:
         or ConfigInvalid.
         """
         folder = Path(path)
-        settings = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
-        templates = _folder_templates(folder, settings)
+        settings = {**read_json(folder / "special_tokens_map.json"), **read_json(folder / "tokenizer_config.json")}
+        templates = read_templates(folder, settings)
         if chat_template:
-            templates = {"default": _chosen_template(chat_template, templates)}
+            templates = {"default": chosen_template(chat_template, templates)}
         return cls(
-            _backend(folder, settings),
+            read_backend(folder, settings),
             settings,
             templates,
             chat_template_args=chat_template_args,
-            eos_ids=_config_eos_ids(folder),
+            eos_ids=model_eos_ids(folder),
             folder=folder,
             now=now,
             recipe={
@@ -185,80 +185,6 @@ class Tokenizer:
         return None if text is None else self.backend.token_to_id(text)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelLoadFailed(f"{path} cannot be read: {error}.", hint="Fetch the model's folder again.") from None
-    return value if isinstance(value, dict) else {}
-
-
-def _backend(folder: Path, settings: Mapping[str, Any]) -> Any:
-    file = folder / "tokenizer.json"
-    if file.is_file():
-        from tokenizers import AddedToken
-        from tokenizers import Tokenizer as Backend
-
-        try:
-            backend = Backend.from_file(str(file))
-        except Exception as error:
-            raise ModelLoadFailed(f"{file} is no tokenizer: {error}.", hint="Fetch the folder again.") from None
-        for index, entry in sorted(settings.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
-            if backend.token_to_id(entry["content"]) is None:
-                if backend.get_vocab_size() != int(index):
-                    break
-                known = ("lstrip", "rstrip", "single_word", "normalized", "special")
-                backend.add_tokens([AddedToken(entry["content"], **{k: entry[k] for k in known if k in entry})])
-        return backend
-    return _converted_backend(folder)
-
-
-def _converted_backend(folder: Path) -> Any:
-    """Let transformers convert an older kind of tokenizer; importing it costs seconds."""
-    try:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
-    except Exception as error:
-        raise ModelLoadFailed(
-            f"{folder} has no tokenizer.json, and no tokenizer could be made from its other files: {error}",
-            hint="A model folder needs tokenizer.json next to config.json.",
-        ) from None
-
-
-def _folder_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Every template of a folder by name; a .jinja file wins over the settings."""
-    templates: dict[str, str] = {}
-    for source in (_read_json(folder / "chat_template.json").get("chat_template"), settings.get("chat_template")):
-        if isinstance(source, str):
-            templates["default"] = source
-        elif isinstance(source, list):
-            templates.update((entry["name"], entry["template"]) for entry in source)
-    if (folder / "chat_template.jinja").is_file():
-        templates = {"default": (folder / "chat_template.jinja").read_text(encoding="utf-8")}
-    for file in sorted(folder.glob("additional_chat_templates/*.jinja")):
-        templates[file.stem] = file.read_text(encoding="utf-8")
-    return templates
-
-
-def _chosen_template(given: str, templates: Mapping[str, str]) -> str:
-    if "{" in given:
-        return given
-    path = Path(given)
-    if path.name in templates and not path.is_file():
-        return templates[path.name]
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        named = f" The model's own are named {', '.join(sorted(templates))}." if templates else ""
-        raise ConfigInvalid(
-            f"chat_template = {given!r} is neither a template nor a file that can be read: {error}.{named}",
-            hint="Write the template's text, or the path of a .jinja file.",
-        ) from None
-
-
 def _compile(source: str, variables: Mapping[str, Any], now: datetime) -> ChatTemplate:
     try:
         return ChatTemplate(source, variables, now)
@@ -271,14 +197,6 @@ def _compile(source: str, variables: Mapping[str, Any], now: datetime) -> ChatTe
 
 def _token_text(value: Any) -> str | None:
     return value.get("content") if isinstance(value, dict) else value if isinstance(value, str) else None
-
-
-def _config_eos_ids(folder: Path) -> list[int]:
-    for name in ("generation_config.json", "config.json"):
-        value = _read_json(folder / name).get("eos_token_id")
-        if value is not None:
-            return [int(i) for i in value] if isinstance(value, list) else [int(value)]
-    return []
 
 
 def _text_prefix(backend: Any, settings: Mapping[str, Any]) -> list[int]:
