@@ -8,7 +8,7 @@ arguments, so the order is the same on every machine, and a resume needs no repl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,8 @@ class MicroBatch:
     `tokens` int32 [rows, length] are the inputs, padded right; `positions` int32 [P] index the flattened
     [rows * length] hidden states whose next token is trained, `targets` int32 [P] are those tokens, `weights`
     float32 [P] are 1, or 0 for padding. `rows` are dataset indices; `tokens` may have rows of padding after theirs.
-    `real_tokens` are the inputs that are no padding.
+    `real_tokens` are the inputs that are no padding. Packed rows are one flat row, `tokens` [1, T], with the indices
+    `spread` int32 [rows, length] and `back` int32 [T] of `segments.apart`.
     """
 
     tokens: np.ndarray
@@ -108,17 +109,30 @@ class MicroBatch:
     weights: np.ndarray
     rows: tuple[int, ...]
     real_tokens: int
+    spread: np.ndarray | None = None
+    back: np.ndarray | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What a compiled step is traced for."""
+        return self.tokens.shape + self.positions.shape + (self.spread.shape if self.spread is not None else ())
 
 
-def plan(dataset: Any, rows: Sequence[int], micro_batch_tokens: int, shapes: Shapes | None = None) -> list[MicroBatch]:
+def plan(
+    dataset: Any, rows: Sequence[int], micro_batch_tokens: int, shapes: Shapes | None = None, *, packing: bool = False
+) -> list[MicroBatch]:
     """Cut the rows of an update into micro-batches of at most `micro_batch_tokens` padded tokens.
 
     Rows are sorted by length and cut where the device's policy of shapes says that it costs least. A row longer than
     the budget goes alone. Inputs after the last trained position change nothing and are left out; a row without any
-    is left out whole.
+    is left out whole. With `packing` each micro-batch is one flat row of whole examples.
     """
     shapes = shapes or policy()
     examples = _sorted_examples(dataset, rows)
+    if packing:
+        sizes = [size for size, _, _ in examples]
+        cuts = shapes.packed_cuts(sizes, micro_batch_tokens)
+        return [_pack(dataset, examples[start:end], shapes) for start, end in cuts]
     lengths = [shapes.length(size) for size, _, _ in examples]
     return [
         _pad(dataset, examples[start:end], lengths[start], micro_batch_tokens, shapes)
@@ -176,6 +190,28 @@ def _pad(
     rows = [row for _, row, _ in examples]
     real = sum(size for size, _, _ in examples)
     return _micro_batch(tokens, np.concatenate(positions), np.concatenate(targets), rows, real, shapes)
+
+
+def _pack(dataset: Any, examples: Sequence[tuple[int, int, np.ndarray]], shapes: Shapes) -> MicroBatch:
+    """Put examples behind each other into one flat row."""
+    real = sum(size for size, _, _ in examples)
+    length = shapes.length(examples[0][0])
+    tokens = np.zeros((1, shapes.flat(real)), np.int32)
+    spread = np.full((shapes.rows(len(examples), length, 0), length), -1, np.int32)
+    back = np.full(tokens.size, -1, np.int32)
+    positions, targets = [], []
+    start = 0
+    for index, (size, row, trained) in enumerate(examples):
+        ids = dataset.tokens(row)
+        tokens[0, start : start + size] = ids[:size]
+        spread[index, :size] = np.arange(start, start + size)
+        back[start : start + size] = index * length + np.arange(size)
+        positions.append(start + trained - 1)
+        targets.append(ids[trained])
+        start += size
+    rows = [row for _, row, _ in examples]
+    batch = _micro_batch(tokens, np.concatenate(positions), np.concatenate(targets), rows, real, shapes)
+    return replace(batch, spread=spread, back=back)
 
 
 def _micro_batch(

@@ -46,7 +46,7 @@ def expected_padding(dataset: Dataset, config: Config, order: Order | None) -> f
         samples = [by_length]
     computed = real = 0
     for rows in samples:
-        for batch in plan(dataset, rows, config.micro_batch_tokens or 0):
+        for batch in plan(dataset, rows, config.micro_batch_tokens or 0, packing=config.packing):
             computed += batch.tokens.size
             real += batch.real_tokens
     return 1 - real / computed if computed else 0.0

@@ -39,7 +39,7 @@ def evaluate(
     rows = len(dataset) if not max_batches else min(len(dataset), max_batches * config.batch_size)
     loss, correct, tokens = 0.0, 0.0, 0
     running: tuple[mx.array, mx.array] | None = None
-    for batch in _batches(dataset, rows, config.micro_batch_tokens):
+    for batch in _batches(dataset, rows, config.micro_batch_tokens, config.packing):
         if interrupted():
             return None
         tokens += int(batch.weights.sum())
@@ -55,7 +55,8 @@ def evaluate(
     return EvalResult(mean, tokens, round(correct), (time.perf_counter() - started) * 1000)
 
 
-def _batches(dataset: Any, rows: int, micro_batch_tokens: int) -> Iterator[MicroBatch]:
+def _batches(dataset: Any, rows: int, micro_batch_tokens: int, packing: bool) -> Iterator[MicroBatch]:
     by_length = np.argsort(-np.asarray(dataset.lengths[:rows]), kind="stable")
     for start in range(0, rows, _ROWS_AT_ONCE):
-        yield from plan(dataset, [int(row) for row in by_length[start : start + _ROWS_AT_ONCE]], micro_batch_tokens)
+        part = [int(row) for row in by_length[start : start + _ROWS_AT_ONCE]]
+        yield from plan(dataset, part, micro_batch_tokens, packing=packing)

@@ -93,7 +93,7 @@ def update(parts: Parts) -> tuple[Measured, list[int]]:
     state, config = parts.course.state, parts.course.config
     started = time.perf_counter()
     rows = parts.order.rows(state.epoch - 1, state.epoch_update)
-    micro_batches = plan(parts.dataset, rows, config.micro_batch_tokens or 0)
+    micro_batches = plan(parts.dataset, rows, config.micro_batch_tokens or 0, packing=config.packing)
     ready = time.perf_counter()
     parts.reports.alive("compile" if parts.step.compiles(micro_batches) else "train")
     rate = parts.schedule.learning_rate(state.step, config.learning_rate or 0.0)

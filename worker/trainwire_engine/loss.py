@@ -145,7 +145,7 @@ def micro_batch_sums(
 def before_head(model: Model, params: Arrays, batch: Sequence[mx.array]) -> mx.array:
     """The blocks' half of `micro_batch_sums`: hidden states [P, D] of the trained positions, or their logits [P, V] if
     the head cannot be told apart."""
-    tokens, positions, _, _ = batch
+    tokens, positions, *_ = batch
     module = model.bind(params)
     states = module(tokens) if model.split is None else model.split.hidden(tokens)
     return states.reshape(-1, states.shape[-1])[positions]
@@ -155,7 +155,7 @@ def head_sums(
     model: Model, params: Arrays, hidden: mx.array, batch: Sequence[mx.array], *, smoothing: float, gradient: bool
 ) -> tuple[mx.array, mx.array]:
     """The head's half of `micro_batch_sums`, from what `before_head` gave; the weights are bound already."""
-    _, _, targets, weights = batch
+    _, _, targets, weights, *_ = batch
     if model.split is None:
         return cross_entropy(hidden, targets, weights, smoothing)
     chunk = policy().chunk(model.vocab_size, hidden.shape[0])

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from trainwire_engine import adapters, cpu_ops, cpu_weights
+from trainwire_engine import adapters, cpu_ops, cpu_weights, segments
 from trainwire_engine.fastmath import on_cpu
 from trainwire_engine.head import Head, find_head
 from trainwire_engine.loading import load_module, read_tensors, resolve_folder
@@ -37,6 +37,13 @@ class Model:
             cpu_ops.install(module)
             cpu_weights.widen(module)
             cpu_weights.unpack_on_use(module)
+        if config.packing:
+            if model_config.get("model_type") not in segments.PROVED:
+                raise Unsupported(
+                    f"packing is not proved to be exact for models of the type {model_config.get('model_type')!r}.",
+                    hint=f"Leave packing out; it is there for {' and '.join(segments.PROVED)}.",
+                )
+            segments.install(module)
         self._module = module
         self.model_config = model_config
         self.folder = folder

@@ -18,6 +18,7 @@ from trainwire_engine.batches import MicroBatch
 from trainwire_engine.loss import before_head, head_sums
 from trainwire_engine.model import Arrays, Model
 from trainwire_engine.optimizer import Optimizer
+from trainwire_engine.segments import apart
 from trainwire_engine.step import UpdateResult, UpdateStep, compiled, device_arrays
 from trainwire_protocol.events import Level
 
@@ -102,7 +103,8 @@ class ProfiledStep(UpdateStep):
     def _trace_forward(self, params: Arrays, batch: tuple[mx.array, ...]) -> mx.array:
         self._traced = True
         self.model.train_mode(True)
-        return before_head(self.model, params, batch)
+        with apart(*batch[4:]):
+            return before_head(self.model, params, batch)
 
     def _trace_head(self, params: Arrays, hidden: mx.array, batch: tuple[mx.array, ...]) -> Any:
         self._traced = True

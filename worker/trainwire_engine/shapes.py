@@ -20,8 +20,9 @@ the graph, and products of 4,096 positions use the card: as many as fit into a 4
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import mlx.core as mx
 
@@ -45,6 +46,7 @@ class Shapes:
     pass_cost: int
     chunk_bytes: int
     chunk_most: int = 2**20
+    flat_grid: tuple[int, int] = (64, 8)
 
     def length(self, length: int) -> int:
         """The padded length of a row."""
@@ -65,32 +67,60 @@ class Shapes:
         fitting = max(64, self.chunk_bytes // 4 // vocabulary)
         return min(positions, self.chunk_most, 1 << (fitting.bit_length() - 1))
 
+    def flat(self, tokens: int) -> int:
+        """The padded length of a flat row of packed examples."""
+        return _up(tokens, *self.flat_grid)
+
     def cuts(self, lengths: Sequence[int], budget: int) -> list[tuple[int, int]]:
         """Cut falling padded lengths into spans of least cost, each padded to its first length.
 
         The cost is the sum of the padded tokens and of `pass_cost` for each span; a span stays within the budget
         unless it is a single row.
         """
-        best = [0] * (len(lengths) + 1)
-        start_of = [0] * (len(lengths) + 1)
-        for end in range(1, len(lengths) + 1):
-            costs = []
-            for start in range(end - 1, -1, -1):
-                padded = lengths[start] * self.rows(end - start, lengths[start], budget)
-                if padded > budget and start < end - 1:
-                    break
-                costs.append((best[start] + padded + self.pass_cost, start))
-            best[end], start_of[end] = min(costs)
-        spans = []
-        end = len(lengths)
-        while end:
-            spans.append((start_of[end], end))
-            end = start_of[end]
-        return spans[::-1]
+
+        def cost(start: int, end: int) -> tuple[int, float]:
+            padded = lengths[start] * self.rows(end - start, lengths[start], budget)
+            return padded, padded + self.pass_cost
+
+        return _cheapest(len(lengths), budget, cost)
+
+    def packed_cuts(self, sizes: Sequence[int], budget: int) -> list[tuple[int, int]]:
+        """Cut falling lengths into spans, each one flat row within the budget unless it is a single example.
+
+        A slot of attention, which is padded, counts as a sixth of a token: in Qwen3 0.6B attention over 1,000 tokens
+        takes about so much of a layer.
+        """
+        ends = [0, *accumulate(sizes)]
+
+        def cost(start: int, end: int) -> tuple[int, float]:
+            flat, length = self.flat(ends[end] - ends[start]), self.length(sizes[start])
+            return flat, flat + length * self.rows(end - start, length, 0) / 6 + self.pass_cost
+
+        return _cheapest(len(sizes), budget, cost)
+
+
+def _cheapest(count: int, budget: int, cost: Callable[[int, int], tuple[int, float]]) -> list[tuple[int, int]]:
+    """Cut 0 … count-1 into spans of least cost; `cost` also gives a span's size, which stays within the budget."""
+    best = [0.0] * (count + 1)
+    start_of = [0] * (count + 1)
+    for end in range(1, count + 1):
+        costs = []
+        for start in range(end - 1, -1, -1):
+            size, more = cost(start, end)
+            if size > budget and start < end - 1:
+                break
+            costs.append((best[start] + more, start))
+        best[end], start_of[end] = min(costs)
+    spans = []
+    end = count
+    while end:
+        spans.append((start_of[end], end))
+        end = start_of[end]
+    return spans[::-1]
 
 
 CPU = Shapes(32, 8, 2**20, 0, filled=0, pass_cost=64, chunk_bytes=2**25)
-CUDA = Shapes(256, 1, 1, 2, filled=4, pass_cost=3072, chunk_bytes=0, chunk_most=4096)
+CUDA = Shapes(256, 1, 1, 2, filled=4, pass_cost=3072, chunk_bytes=0, chunk_most=4096, flat_grid=(2048, 2))
 METAL = Shapes(64, 4, 2, 4, filled=0, pass_cost=256, chunk_bytes=0, chunk_most=4096)
 
 

@@ -16,6 +16,7 @@ from trainwire_engine.lanes import Lanes
 from trainwire_engine.loss import micro_batch_sums
 from trainwire_engine.model import Arrays, Model
 from trainwire_engine.optimizer import Optimizer
+from trainwire_engine.segments import apart
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,8 @@ class UpdateStep:
 
     def compiles(self, micro_batches: Sequence[MicroBatch]) -> bool:
         """Tell whether an update will trace or compile: the first one, and on a GPU one with a shape not met yet."""
-        met = bool(self._met) and (
-            on_cpu() or all(batch.tokens.shape + batch.positions.shape in self._met for batch in micro_batches)
-        )
-        self._met |= {batch.tokens.shape + batch.positions.shape for batch in micro_batches}
+        met = bool(self._met) and (on_cpu() or all(batch.shape in self._met for batch in micro_batches))
+        self._met |= {batch.shape for batch in micro_batches}
         return not met
 
     def sums(self, micro_batches: Sequence[MicroBatch], step: int) -> Any:
@@ -108,7 +107,8 @@ class UpdateStep:
         def sums(params: Arrays) -> tuple[mx.array, mx.array]:
             return micro_batch_sums(self.model, params, batch, smoothing=self._smoothing, gradient=True)
 
-        return mx.value_and_grad(sums)(params)
+        with apart(*batch[4:]):
+            return mx.value_and_grad(sums)(params)
 
     def _trace_finish(
         self, params: Arrays, state: Arrays, grads: Arrays, loss: mx.array, correct: mx.array, limits: mx.array
@@ -145,7 +145,8 @@ class EvaluateSums:
     def _trace(self, params: Arrays, batch: tuple[mx.array, ...]) -> tuple[mx.array, mx.array]:
         self._traced = True
         self.model.train_mode(False)
-        return micro_batch_sums(self.model, params, batch, smoothing=0.0, gradient=False)
+        with apart(*batch[4:]):
+            return micro_batch_sums(self.model, params, batch, smoothing=0.0, gradient=False)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,9 +158,10 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return function if mx.default_device() == mx.cpu else mx.compile(function)
 
 
-def device_arrays(batch: MicroBatch) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    """Hand a micro-batch to MLX: tokens, positions, targets, weights."""
-    return mx.array(batch.tokens), mx.array(batch.positions), mx.array(batch.targets), mx.array(batch.weights)
+def device_arrays(batch: MicroBatch) -> tuple[mx.array, ...]:
+    """Hand a micro-batch to MLX: tokens, positions, targets, weights, and of a packed one spread and back."""
+    arrays = (batch.tokens, batch.positions, batch.targets, batch.weights, batch.spread, batch.back)
+    return tuple(mx.array(array) for array in arrays if array is not None)
 
 
 def _added(totals: Any, sums: Any) -> Any:

@@ -9,13 +9,11 @@ from trainwire_engine.generate import Prompt, prompt_tokens, read_prompts
 from trainwire_engine.optimizer import Optimizer
 from trainwire_engine.tokenizer import Tokenizer
 from trainwire_protocol.config import Config
-from trainwire_protocol.errors import BadParams, ConfigInvalid, Unsupported
+from trainwire_protocol.errors import BadParams, ConfigInvalid
 
 
 def check_values(config: Config) -> list[Prompt]:
-    """Check what needs neither model nor data, and read the prompts; raises Unsupported or ConfigInvalid."""
-    if config.packing:
-        raise Unsupported("packing is not supported yet.", hint="Leave it out; batches are grouped by length.")
+    """Check what needs neither model nor data, and read the prompts; raises ConfigInvalid."""
     Optimizer(config)
     prompts = read_prompts(config.prompts)
     try:

@@ -35,7 +35,7 @@ def test_a_config_that_can_be_run_gives_its_resolved_values_and_its_data(config:
 
 
 @pytest.mark.parametrize(
-    ("change", "code"), [({"data": "missing.jsonl"}, "dataset_invalid"), ({"packing": True}, "unsupported")]
+    ("change", "code"), [({"data": "missing.jsonl"}, "dataset_invalid"), ({"prompts": "missing.txt"}, "config_invalid")]
 )
 def test_a_config_that_cannot_be_run_is_answered_with_the_error_of_a_run(
     config: dict[str, Any], base: Path, change: dict[str, Any], code: str

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from scripted import at_step, play
+from tiny import tiny_model
 
 from trainwire_engine import native
 from trainwire_protocol import channel as ch
@@ -57,3 +58,22 @@ def test_a_run_that_ends_before_its_profile_is_whole_reports_none(base: Path, co
     result = play({**config, "max_steps": 2}, base, profile=50)
     assert result.status == 0
     assert result.logged("profile") == []
+
+
+def test_a_packed_run_has_the_losses_of_one_with_rows_apart(base: Path, config: dict[str, Any], tmp_path: Path) -> None:
+    config = {**config, "valid_data": str(base / "valid.jsonl"), "eval_every": 3}
+    apart = play(config, base)
+    packed = play({**config, "packing": True, "run_dir": str(tmp_path / "packed")}, base)
+    assert packed.status == 0
+    assert packed.losses == pytest.approx(apart.losses, rel=2e-5)
+    losses = [[report.valid_loss for report in run.of(ev.EvalEnd)] for run in (apart, packed)]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-5)
+
+
+def test_packing_is_refused_for_a_model_of_which_it_is_not_proved(
+    base: Path, config: dict[str, Any], tmp_path: Path
+) -> None:
+    model = tiny_model(tmp_path / "lfm2", family="lfm2")
+    result = play({**config, "model": str(model), "packing": True}, base)
+    assert (result.one(ch.Failed).code, result.status) == ("unsupported", 3)
+    assert "qwen3" in result.one(ch.Failed).hint

@@ -215,7 +215,6 @@ def test_best_worst_shows_the_two_extremes_of_the_references(
 @pytest.mark.parametrize(
     "change",
     [
-        {"packing": True},
         {"optimizer_args": {"beta": 1}},
         {"optimizer_args": {"eps": -1}},
         {"prompts": "missing.txt"},
@@ -233,7 +232,7 @@ def test_a_wrong_value_is_told_before_the_model_is_loaded_and_the_data_is_read(
     wrong = {**config, "model": str(bare), "data": "missing.jsonl"}
     assert play(wrong, base).one(ch.Failed).code == "model_load_failed"
     failed = play({**wrong, **change}, base).one(ch.Failed)
-    assert failed.code == ("unsupported" if "packing" in change else "config_invalid")
+    assert failed.code == "config_invalid"
 
 
 @pytest.mark.parametrize(
@@ -258,7 +257,6 @@ def test_init_tells_what_is_trained(
     [
         ({"model": "missing-model-folder/here"}, "model_load_failed", 4),
         ({"data": "missing.jsonl"}, "dataset_invalid", 3),
-        ({"packing": True}, "unsupported", 3),
         ({"prompts": "missing.txt"}, "config_invalid", 3),
         ({"generate_every": 3}, "config_invalid", 3),
         ({"prompts": ["a"], "sample_display": "best_worst"}, "config_invalid", 3),

@@ -38,12 +38,14 @@ class ChatRows:
         return mask
 
 
-def over_an_epoch(policy: Shapes, batch_size: int, budget: int) -> tuple[int, float, float]:
+def over_an_epoch(policy: Shapes, batch_size: int, budget: int, *, packing: bool = False) -> tuple[int, float, float]:
     """Number of shapes, share of padding and micro-batches per update over 2,000 chat rows."""
     rows = ChatRows(2000)
     order = Order(2000, batch_size, seed=0)
-    batches = [b for u in range(order.updates_per_epoch) for b in plan(rows, order.rows(0, u), budget, policy)]
-    met = {batch.tokens.shape + batch.positions.shape for batch in batches}
+    batches = [
+        b for u in range(order.updates_per_epoch) for b in plan(rows, order.rows(0, u), budget, policy, packing=packing)
+    ]
+    met = {batch.shape for batch in batches}
     padding = 1 - sum(batch.real_tokens for batch in batches) / sum(batch.tokens.size for batch in batches)
     return len(met), padding, len(batches) / order.updates_per_epoch
 
@@ -56,6 +58,14 @@ def test_two_thousand_chat_rows_make_at_most_ten_shapes_on_a_cuda_card() -> None
     met, padding, _ = over_an_epoch(CUDA, 16, 16384)
     assert met <= 10
     assert padding < 0.63
+
+
+def test_packed_rows_make_as_few_shapes_with_little_padding() -> None:
+    met, padding, passes = over_an_epoch(CUDA, 8, 16384, packing=True)
+    assert met <= 10
+    assert padding < 0.3
+    assert passes < 1.1
+    assert over_an_epoch(CPU, 8, 2048, packing=True)[1] < 0.05
 
 
 def test_padding_stays_low_where_shapes_cost_nothing() -> None:

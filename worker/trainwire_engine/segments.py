@@ -1,0 +1,103 @@
+"""Several examples in one row, apart from each other: everything but attention works on a flat row of tokens.
+
+Norms, projections and feed-forward layers look at one token at a time. Rotary positions and attention do not: for
+them the flat row [1, heads, T, width] is spread to [rows, heads, length, width], one example in each row, and what
+attention gives is put back. So attention sees what it sees without packing, its causal kernel included, and nothing
+else computes padding. `install` puts this into architectures of which a test proves it; others are refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+PROVED = ("qwen3", "llama")
+"""Architectures whose loss and gradients are proved to be those of unpacked rows."""
+
+_active: tuple[mx.array, mx.array] | None = None
+
+
+@contextmanager
+def apart(spread: mx.array | None = None, back: mx.array | None = None) -> Iterator[None]:
+    """Keep examples apart inside the block: `spread` [rows, length] is the place of each slot in the flat row, `back`
+    [T] the slot of each of its places, -1 where there is none. Must hold until gradients are traced too."""
+    global _active
+    before = _active
+    _active = None if spread is None or back is None else (spread, back)
+    try:
+        yield
+    finally:
+        _active = before
+
+
+def install(module: nn.Module) -> None:
+    """Let a loaded model's attention obey `apart`; without it everything is as before."""
+    for _, layer in module.named_modules():
+        rope = layer.get("rope")
+        if isinstance(rope, nn.Module) and not hasattr(type(rope), "spreads"):
+            rope.__class__ = _spreading(type(rope))
+    homes = {type(layer).__module__ for _, layer in module.named_modules()}
+    for home in (sys.modules[name] for name in homes if name.startswith("mlx_lm.models.")):
+        original = getattr(home, "scaled_dot_product_attention", None)
+        if original is not None and not hasattr(original, "puts_back"):
+            home.scaled_dot_product_attention = _putting_back(original)  # type: ignore[attr-defined]
+
+
+def _spreading(base: type) -> type:
+    def call(self: nn.Module, x: mx.array, *args: Any, **kwargs: Any) -> Any:
+        return base.__call__(self, _spread(x), *args, **kwargs)
+
+    return type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__, "spreads": True})
+
+
+def _putting_back(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def attention(queries: mx.array, keys: mx.array, values: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        if _active is None:
+            return original(queries, keys, values, *args, **kwargs)
+        return _put_back(original(queries, keys, _spread(values), *args, **kwargs))
+
+    attention.puts_back = True  # type: ignore[attr-defined]
+    return attention
+
+
+def _spread(x: mx.array) -> mx.array:
+    """[1, heads, T, width] to [rows, heads, length, width]."""
+    if _active is None:
+        return x
+    spread, back = _active
+    taken = _taken(x[0], spread.reshape(-1), back)
+    return taken.reshape(x.shape[1], *spread.shape, x.shape[3]).swapaxes(0, 1)
+
+
+def _put_back(x: mx.array) -> mx.array:
+    """[rows, heads, length, width] to [1, heads, T, width]."""
+    assert _active is not None
+    spread, back = _active
+    rows, heads, length, width = x.shape
+    return _taken(x.swapaxes(0, 1).reshape(heads, rows * length, width), back, spread.reshape(-1))[None]
+
+
+def _taken(x: mx.array, index: mx.array, inverse: mx.array) -> mx.array:
+    """Places of the middle axis of x [heads, n, width], zeros for -1; each place is taken at most once, so the
+    gradient is the same with the inverse index, and no sum is needed."""
+
+    @mx.custom_function
+    def take(x: mx.array) -> mx.array:
+        return _pick(x, index)
+
+    @take.vjp
+    def pull(_: Any, cotangent: mx.array, __: Any) -> mx.array:
+        return _pick(cotangent, inverse)
+
+    taken: mx.array = take(x)  # type: ignore[assignment]
+    return taken
+
+
+def _pick(x: mx.array, index: mx.array) -> mx.array:
+    picked = mx.take(x, mx.maximum(index, 0), axis=1)
+    return mx.where((index >= 0)[None, :, None], picked, mx.zeros((), x.dtype))
