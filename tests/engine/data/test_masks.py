@@ -468,3 +468,60 @@ def test_words_reserved_for_signs_harm_nothing(tmp_path: Path) -> None:
     rows[0]["tools"] = [{"type": "function", "function": {"name": "Qz99zQw7"}}]
     with pytest.raises(DatasetInvalid, match="turn_not_found"):
         load(tmp_path, rows, tokenizer)
+
+
+HEADED = "{{ '<|im_start|>' + m.role + '\\n' + m.content"
+PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        pytest.param(
+            "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+            "{% else %}{{ ' ' + m.content + '<|end|>' }}{% endif %}{% endfor %}",
+            "[INST] one [/INST]⟦ two<|end|>⟧[INST] three [/INST]⟦ four<|end|>⟧",
+            id="a space before the answer and no generation prompt",
+        ),
+        pytest.param(
+            "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
+            "{{ m.role ~ ns.n ~ ':' ~ m.content ~ '<|end|>' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ 'assistant' ~ (ns.n + 1) ~ ':' }}{% endif %}",
+            "user1:one<|end|>assistant2:⟦two<|end|>⟧user3:three<|end|>assistant4:⟦four<|end|>⟧",
+            id="a state over the messages",
+        ),
+        pytest.param(
+            "{% for m in messages %}{% if not loop.first %}<|end|>{% endif %}{{ m.role + ':' + m.content }}{% endfor %}"
+            "{% if add_generation_prompt %}<|end|>assistant:{% endif %}",
+            "user:one<|end|>assistant:⟦two⟧<|end|>user:three<|end|>assistant:⟦four⟧",
+            id="marks between the turns",
+        ),
+        pytest.param(
+            "{% for m in messages %}" + HEADED + " }}{% endfor %}<|end|>" + PROMPT,
+            "<|im_start|>user\none<|im_start|>assistant\n⟦two⟧<|im_start|>user\nthree"
+            "<|im_start|>assistant\n⟦four<|end|>⟧",
+            id="one mark at the end of all",
+        ),
+        pytest.param(
+            "{{ messages | map(attribute='content') | join | length }}|{% for m in messages %}"
+            + HEADED.replace("m.content", "(m.content | upper)[:3]")
+            + " + '<|im_end|>' }}{% endfor %}"
+            + PROMPT,
+            "15|<|im_start|>user\nONE<|im_end|><|im_start|>assistant\n⟦TWO<|im_end|>⟧"
+            "<|im_start|>user\nTHR<|im_end|><|im_start|>assistant\n⟦FOU<|im_end|>⟧",
+            id="lengths and parts of contents",
+        ),
+        pytest.param(
+            "{% for m in messages %}" + HEADED + " + '<|im_end|>' }}{% endfor %}{{ messages[-1].content }}" + PROMPT,
+            None,
+            id="the last content again at the end",
+        ),
+    ],
+)
+def test_nasty_templates(tmp_path: Path, template: str, expected: str | None) -> None:
+    row, tokenizer = chat("user: one", "assistant: two", "user: three", "assistant: four"), tokenizer_with(template)
+    if expected is None:
+        with pytest.raises(DatasetInvalid, match="turn_not_found"):
+            load(tmp_path, [row], tokenizer)
+    else:
+        assert shown(load(tmp_path, [row], tokenizer), tokenizer) == expected

@@ -65,6 +65,8 @@ class TurnFinder:
         self._marks = re.compile(any_of(marks) if marks else "(?!)")
         self._longest = max(map(len, marks), default=1)
         self._header = _generation_prompt(template)
+        opening = self._marks.match(self._header)
+        self._opening = opening[0] if opening else ""
 
     def find(
         self, whole: Signed, render: SignedRender, messages: int, turns: Sequence[int], contents: Contents
@@ -78,6 +80,7 @@ class TurnFinder:
         own = [at for at, sign in enumerate(whole.signs) if contents.owners[sign] == turn]
         if not own or len(own) != own[-1] - own[0] + 1:
             raise TurnNotFound("the template leaves the turn out or takes it apart")
+        _check_once(whole, turn, contents)
         first, last = own[0], own[-1]
         begin = self._begin(whole, render, turn, first, contents)
         if begin is None:
@@ -88,8 +91,6 @@ class TurnFinder:
 
     def _begin(self, whole: Signed, render: SignedRender, turn: int, first: int, contents: Contents) -> int | None:
         """How much of the text before a turn's first content the generation prompt would already have."""
-        if not self._header:
-            return None
         literal = whole.literals[first]
         previous = contents.roots[whole.signs[first - 1]] if first else None
         try:
@@ -100,6 +101,9 @@ class TurnFinder:
             return self._begin_by_header(literal)
         prompt = prompted.literals[-1]
         length = self._shared(prompt, literal)
+        if not self._header:
+            # The model begins where the question ends, and the space before its answer is its own.
+            return length if length == len(prompt) and not literal[length:].strip() else None
         if length == len(prompt) or (length == len(literal) and not contents.behind):
             return length
         # Only a part is shared: a header without what the prompt adds to it. It ends with a mark or a line.
@@ -107,7 +111,9 @@ class TurnFinder:
         return length if length > self._shared(plain.literals[-1], literal) else None
 
     def _begin_by_header(self, literal: str) -> int | None:
-        return literal.index(self._header) + len(self._header) if literal.count(self._header) == 1 else None
+        if not self._header or literal.count(self._header) != 1:
+            return None
+        return literal.index(self._header) + len(self._header)
 
     def _end(self, whole: Signed, render: SignedRender, turn: int, messages: int, last: int, contents: Contents) -> int:
         """How far the text after a turn's last content belongs to the turn: to its end mark."""
@@ -118,6 +124,7 @@ class TurnFinder:
                 until = render(turn + 1, False)
             except TemplateFailed:
                 until = Signed([""], [])
+            _check_once(until, turn, contents)
             if until.last(contents.roots) == contents.roots[whole.signs[last]]:
                 length = self._shared(until.literals[-1], literal)
                 length = self._other_mark(until.literals[-1], literal, length)
@@ -133,6 +140,8 @@ class TurnFinder:
     def _other_mark(self, until: str, literal: str, length: int) -> int:
         """Take the mark in where the last turn of a conversation ends with another one than those before."""
         mark = self._marks.match(literal, length)
+        if mark and mark[0] == self._opening:
+            return length
         if mark and self._marks.match(until, length) and not self._marks.search(literal, 0, length):
             return mark.end()
         return length
@@ -156,6 +165,13 @@ class TurnFinder:
         """The last end of a mark or a line at or before a position."""
         ends = [mark.end() for mark in self._marks.finditer(literal, 0, length)]
         return max([literal.rfind("\n", 0, length) + 1, *ends])
+
+
+def _check_once(signed: Signed, turn: int, contents: Contents) -> None:
+    """Refuse a turn of which a content stands twice in the text: which one the model writes is not known."""
+    own = [sign for sign in signed.signs if contents.owners[sign] == turn]
+    if len(set(own)) != len(own):
+        raise TurnNotFound("the template writes the turn twice")
 
 
 _Block = TypeVar("_Block")
