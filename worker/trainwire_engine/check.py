@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from trainwire_engine import memory, native
+from trainwire_engine import memory
 from trainwire_engine.describe import data_event, resolved
 from trainwire_engine.estimate import estimate, sizes
 from trainwire_engine.failures import as_error
 from trainwire_engine.optimizer import Optimizer
-from trainwire_engine.prepare import load, locate, read_data, read_tokenizer, resolve
+from trainwire_engine.prepare import choose_blas, load, locate, read_data, read_tokenizer, resolve
 from trainwire_engine.reports import Reports
 from trainwire_engine.samples import samples
 from trainwire_engine.schedule import total_steps, warmup_steps
@@ -34,7 +34,7 @@ def check(order: Check, reports: Reports) -> None:
 def _checked(order: Check, reports: Reports) -> dict[str, Any]:
     config = msgspec.convert(order.config, Config)
     prompts = check_values(config)
-    native.prepare()
+    choose_blas(order.blas)
     memory.configure()
     tokenizer = read_tokenizer(locate(config, order, reports), config, None)
     try_prompts(prompts, tokenizer)
@@ -50,7 +50,7 @@ def _checked(order: Check, reports: Reports) -> dict[str, Any]:
         splits.append(data_event("valid", valid, config, None))
     reports.alive("compile")
     step = UpdateStep(model, Optimizer(config), config)
-    found = sizes(train, rows, config.micro_batch_tokens or 0, total, step.lanes)
+    found = sizes(train, rows, config.micro_batch_tokens or 0, total, step.lanes, packing=config.packing)
     evaluated = int(valid.lengths.sum()) * _evaluations(config, total) if valid is not None else 0
     return {
         "valid": True,

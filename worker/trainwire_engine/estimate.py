@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from trainwire_engine import memory
-from trainwire_engine.batches import MicroBatch, Order, plan
+from trainwire_engine.batches import MicroBatch, Order, plan, single
 from trainwire_engine.lanes import Lanes
 from trainwire_engine.model import Model
 from trainwire_engine.step import UpdateStep
@@ -60,7 +60,9 @@ class Sizes:
     most_tokens: int
 
 
-def sizes(dataset: Any, order: Order, micro_batch_tokens: int, updates: int, lanes: Lanes) -> Sizes:
+def sizes(
+    dataset: Any, order: Order, micro_batch_tokens: int, updates: int, lanes: Lanes, *, packing: bool = False
+) -> Sizes:
     """Find the largest update among the first epoch's, and their mean, from those with the longest rows, those with
     the most tokens, and a sample that is spread over the epoch."""
 
@@ -75,7 +77,8 @@ def sizes(dataset: Any, order: Order, micro_batch_tokens: int, updates: int, lan
     lengths = [dataset.lengths[order.rows(0, update)] for update in range(min(count, _UPDATES))]
     longest = sorted(range(len(lengths)), key=lambda update: -int(lengths[update].max()))[:_EXTREMES]
     fullest = sorted(range(len(lengths)), key=lambda update: -int(lengths[update].sum()))[:_EXTREMES]
-    planned = {u: plan(dataset, order.rows(0, u), micro_batch_tokens) for u in {*spread, *longest, *fullest}}
+    looked_into = {*spread, *longest, *fullest}
+    planned = {u: plan(dataset, order.rows(0, u), micro_batch_tokens, packing=packing) for u in looked_into}
     padded = {u: sum(batch.tokens.size for batch in batches) for u, batches in planned.items()}
     largest = max(planned.values(), key=weight)
     return Sizes(largest, sum(padded[u] for u in spread) / len(spread), max(padded.values()))
@@ -164,8 +167,7 @@ class _MadeUpRows:
 
 def _part(rows: int, length: int, positions: int, vocabulary: int) -> MicroBatch:
     """Make up a micro-batch of a shape, with at least so many trained positions."""
-    (batch,) = plan(_MadeUpRows(length, -(-positions // rows), vocabulary), range(rows), rows * length)
-    return batch
+    return single(_MadeUpRows(length, -(-positions // rows), vocabulary), range(rows))
 
 
 def _measure(step: UpdateStep, batches: Sequence[MicroBatch]) -> tuple[int, float]:

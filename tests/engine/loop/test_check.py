@@ -15,8 +15,8 @@ from trainwire_protocol import events as ev
 from trainwire_protocol.config_load import build_config
 
 
-def check(config: dict[str, Any], base: Path) -> Result:
-    order = ch.Check(order=1, config=msgspec.to_builtins(build_config(config, base)))
+def check(config: dict[str, Any], base: Path, **more: Any) -> Result:
+    order = ch.Check(order=1, config=msgspec.to_builtins(build_config(config, base)), **more)
     channel: Any = ScriptedChannel(order)
     return Result(channel.reports, run.serve(channel))
 
@@ -43,3 +43,15 @@ def test_a_config_that_cannot_be_run_is_answered_with_the_error_of_a_run(
     result = check({**config, **change}, base)
     assert (result.answer(1).code, result.status) == (code, 0)
     assert not result.of(ch.Failed)
+
+
+def test_a_blas_that_is_none_is_told(config: dict[str, Any], base: Path) -> None:
+    assert check(config, base, blas="/nowhere/libblas.so").answer(1).code == "unsupported"
+
+
+def test_a_packed_run_is_estimated(config: dict[str, Any], base: Path) -> None:
+    apart, packed = (check({**config, "packing": packing}, base).answer(1).result for packing in (False, True))
+    assert apart is not None
+    assert packed is not None
+    assert packed["data"][0]["padding_fraction"] != apart["data"][0]["padding_fraction"]
+    assert packed["estimate"]["peak_bytes"] == pytest.approx(apart["estimate"]["peak_bytes"], rel=0.5)
