@@ -63,7 +63,7 @@ def test_lines_are_read(tmp_path: Path, data: bytes) -> None:
         (LINE.replace(b"{", b'{"messages":[],', 1), 1, "twice"),
         (LINE.replace(b"{", b'{"messages" :[],', 1), 1, "twice"),
         (LINE.replace(b"{", b'{"x": ' + b"[" * 900 + b"]" * 900 + b", ", 1), 1, "nested too deeply"),
-        (LINE.replace(b"{", b'{"x": 18446744073709551616, ', 1), 1, "does not fit into 64 bits"),
+        (LINE.replace(b"{", b'{"tools": [18446744073709551616], ', 1), 1, "does not fit into 64 bits"),
         (b"messages\n", 1, "not JSON"),
     ],
 )

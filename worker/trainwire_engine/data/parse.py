@@ -10,30 +10,32 @@ import orjson
 
 from trainwire_engine.data.problems import RowError
 
-_LATE_COLON = re.compile(rb'"\s+:')
+_LATE_COLONS = (b" :", b"\t:", b"\n:", b"\r:")
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 
 
 def parse_row(data: bytes) -> Any:
     """Parse one row strictly, as `parse_strictly` does; it says where a row is broken. Raises RowError."""
     try:
-        return parse_strictly(data)
+        # Only what belongs to tools is written again; other numbers of a row are checked where they are used.
+        return parse_strictly(data, long_numbers=b"tool" not in data and b"function" not in data)
     except orjson.JSONDecodeError as error:
         raise RowError("row", *_diagnosis(data, error)) from None
 
 
-def parse_strictly(data: bytes | str) -> Any:
+def parse_strictly(data: bytes | str, long_numbers: bool = False) -> Any:
     """Parse JSON so that nothing of it is lost: no lone surrogate, NaN, key twice, or integer beyond 64 bits.
 
+    With `long_numbers`, such integers are rounded.
     Raises orjson.JSONDecodeError, or RowError for a key or a number.
     """
     value = orjson.loads(data)
     data = data.encode() if isinstance(data, str) else data
     try:
         # A key that stands twice is lost in `value`. The slower look is only taken where the counts differ.
-        if data.count(b'":') != _keys(value) or _LATE_COLON.search(data):
+        if data.count(b'":') != _keys(value) or any(colon in data for colon in _LATE_COLONS):
             json.loads(data, object_pairs_hook=_refuse_repeated)
-        if _LONG_NUMBER.search(data):
+        if not long_numbers and _LONG_NUMBER.search(data):
             json.loads(data, parse_int=_refuse_long)
     except RecursionError:
         raise RowError("row", "it is nested too deeply") from None
