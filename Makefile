@@ -29,7 +29,7 @@ $(VENV)/.ready: pyproject.toml
 setup: $(VENV)/.ready
 
 $(VENV)/.reference: $(VENV)/.ready
-	$(BIN)/python -m pip install -q '.[reference]'
+	$(BIN)/python -m pip install -q --editable '.[reference]'
 	@touch $@
 
 reference: $(VENV)/.reference

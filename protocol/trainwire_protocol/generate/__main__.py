@@ -43,7 +43,7 @@ def main() -> int:
         stale += 1
         if check:
             difference = difflib.unified_diff(present.splitlines(), wanted.splitlines(), str(path), "generated", n=1)
-            print("\n".join(list(difference)[:40]), file=sys.stderr)
+            print("\n".join(line[:200] for line in list(difference)[:40]), file=sys.stderr)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(wanted, encoding="utf-8")
