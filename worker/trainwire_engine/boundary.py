@@ -11,7 +11,7 @@ import msgspec
 
 from trainwire_engine import memory
 from trainwire_engine.evaluate import EvalResult, evaluate
-from trainwire_engine.generate import Completion, Prompt, best_and_worst, generate, reference_losses
+from trainwire_engine.generate import Prompt, best_and_worst, generate, generate_all, reference_losses
 from trainwire_engine.lanes import stay_on_one_lane
 from trainwire_engine.model import Model
 from trainwire_engine.reports import Reports
@@ -83,17 +83,16 @@ class Boundary:
         if config.sample_display == "best_worst":
             losses = reference_losses(self._sums, self.tokenizer, self.prompts, config.micro_batch_tokens or 0)
             chosen = best_and_worst(losses)
-        for index in chosen:
-            prompt = self.prompts[index]
-            answer = self._generate(prompt, interrupted, max_tokens=config.generate_max_tokens)
+        asked = [self.prompts[index] for index in chosen]
+        length, room = config.generate_max_tokens, config.micro_batch_tokens or 0
+        how: dict[str, Any] = {"max_tokens": length, "room": room, "interrupted": interrupted}
+        for index, answer in zip(chosen, generate_all(self.model, self.tokenizer, asked, **how), strict=False):
             if answer is None:
                 return False
             loss = losses[index] if losses else None
-            self.reports.generated(index, prompt.text, answer.text, answer.tokens, self.course.state.step, loss)
+            prompt = self.prompts[index].text
+            self.reports.generated(index, prompt, answer.text, answer.tokens, self.course.state.step, loss)
         return True
-
-    def _generate(self, prompt: Prompt, interrupted: Interrupted, **how: Any) -> Completion | None:
-        return generate(self.model, self.tokenizer, prompt, interrupted=interrupted, **how)
 
     def settle(self) -> None:
         """Finish what is being written and give kept buffers back: training stands still."""
@@ -135,7 +134,8 @@ class Boundary:
         messages = tuple(order.messages) if order.messages is not None else None
         how = {name: getattr(order, name) for name in ("max_tokens", "temperature", "seed", "adapter")}
         with self._looking("generate"):
-            answer = self._generate(Prompt(order.prompt or "", messages), interrupted, **how)
+            prompt = Prompt(order.prompt or "", messages)
+            answer = generate(self.model, self.tokenizer, prompt, interrupted=interrupted, **how)
         if answer is None:
             raise ShuttingDown("The run is stopping.")
         self.reports.answer(order.order, {"text": answer.text, "tokens": answer.tokens, "ms": answer.ms})

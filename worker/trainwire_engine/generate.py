@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
-from trainwire_engine.batches import mix, plan
+from trainwire_engine.batches import plan
 from trainwire_engine.model import Model
+from trainwire_engine.sampler import answer_tokens
 from trainwire_engine.step import EvaluateSums
 from trainwire_engine.template import TemplateFailed
 from trainwire_protocol.errors import BadParams, ConfigInvalid
-
-_PREFILL = 512
-"""Prompt tokens that go through the model at once."""
 
 
 @dataclass(frozen=True)
@@ -115,68 +109,62 @@ def generate(
     Without `adapter` the base model answers. Between tokens `interrupted` is asked; None is returned if it says
     so. The process's random state is neither used nor changed. Raises BadParams for an empty prompt.
     """
-    started = time.perf_counter()
+    how: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "adapter": adapter}
+    completions = _answers(model, tokenizer, [_ids(tokenizer, prompt)], interrupted, how)
+    return completions[0] if completions else None
+
+
+def generate_all(
+    model: Model,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int,
+    room: int,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Iterator[Completion | None]:
+    """Give the greedy answer to each prompt, in order: the answers of `generate`, made several at a time.
+
+    Together are as many as have `room` for all their tokens. Ends with None if `interrupted`, asked between tokens,
+    says so. Raises BadParams for an empty prompt.
+    """
+    rows = [_ids(tokenizer, prompt) for prompt in prompts]
+    start = 0
+    while start < len(rows):
+        end, longest = start, 0
+        while end < len(rows):
+            longest = max(longest, len(rows[end]))
+            if end > start and (end + 1 - start) * (longest + max_tokens) > room:
+                break
+            end += 1
+        completions = _answers(model, tokenizer, rows[start:end], interrupted, {"max_tokens": max_tokens})
+        if completions is None:
+            yield None
+            return
+        yield from completions
+        start = end
+
+
+def _ids(tokenizer: Any, prompt: Prompt) -> list[int]:
     ids = prompt_tokens(tokenizer, prompt)
     if not ids:
         raise BadParams("The prompt is empty.")
-    how: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "adapter": adapter}
-    answer: list[int] = []
-    for token in answer_tokens(model, ids, tokenizer.eos_ids, **how):
-        if token is not None:
-            answer.append(token)
+    return ids
+
+
+def _answers(
+    model: Model, tokenizer: Any, rows: Sequence[list[int]], interrupted: Callable[[], bool], how: dict[str, Any]
+) -> list[Completion] | None:
+    started = time.perf_counter()
+    answers: list[list[int]] = [[] for _ in rows]
+    for tokens in answer_tokens(model, rows, tokenizer.eos_ids, **how):
+        for answer, token in zip(answers, tokens, strict=True):
+            if token is not None:
+                answer.append(token)
         if interrupted():
             return None
-    return Completion(tokenizer.decode(answer), len(answer), (time.perf_counter() - started) * 1000)
-
-
-def answer_tokens(
-    model: Model,
-    ids: Sequence[int],
-    eos_ids: Collection[int],
-    *,
-    max_tokens: int,
-    temperature: float = 0.0,
-    seed: int = 0,
-    adapter: bool = True,
-) -> Generator[int | None, None, None]:
-    """Go through a prompt and give the answer's tokens one by one, without the end mark.
-
-    Each None is a part of the prompt that is through: a moment to give way.
-    """
-    cache: list[Any] = []
-
-    def through(part: Sequence[int]) -> mx.array:
-        # What happens while this waits may use the model too: an evaluation during a pause, another answer.
-        with nullcontext(model.module) if adapter else model.adapter_disabled() as module:
-            if not cache:
-                cache.extend(_new_cache(module))
-            logits: mx.array = module(mx.array([part]), cache=cache)[0, -1]
-            mx.eval(logits, [layer.state for layer in cache])
-        return logits
-
-    yield None
-    for start in range(0, len(ids) - 1, _PREFILL):
-        through(ids[start : min(start + _PREFILL, len(ids) - 1)])
-        yield None
-    last = ids[-1]
-    for number in range(max_tokens):
-        last = _chosen(through([last]).astype(mx.float32), temperature, mix(seed, number))
-        if last in eos_ids:
-            return
-        yield last
-
-
-def _chosen(logits: mx.array, temperature: float, seed: int) -> int:
-    if temperature == 0:
-        return int(mx.argmax(logits))
-    return int(mx.random.categorical(logits / temperature, key=mx.random.key(seed)))
-
-
-def _new_cache(module: nn.Module) -> list[Any]:
-    if hasattr(module, "make_cache"):
-        return list(module.make_cache())
-    kinds = importlib.import_module("mlx_lm.models.cache")
-    return [kinds.KVCache() for _ in module.layers]
+    ms = (time.perf_counter() - started) * 1000
+    return [Completion(tokenizer.decode(answer), len(answer), ms) for answer in answers]
 
 
 class _References:

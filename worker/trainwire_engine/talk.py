@@ -22,8 +22,9 @@ from trainwire_engine import memory, native
 from trainwire_engine.batches import mix
 from trainwire_engine.export import open_checkpoint
 from trainwire_engine.failures import as_error
-from trainwire_engine.generate import Prompt, answer_tokens, prompt_tokens
+from trainwire_engine.generate import Prompt, prompt_tokens
 from trainwire_engine.model import Model, load_model
+from trainwire_engine.sampler import answer_tokens
 from trainwire_engine.tokenizer import Tokenizer
 from trainwire_protocol.config import Config
 from trainwire_protocol.errors import TrainwireError
@@ -50,7 +51,7 @@ class Speaker:
         shown = 0
         seed = self.seed if turn == 0 else mix(self.seed, turn)
         how: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature, "seed": seed}
-        for token in answer_tokens(self.model, ids, self.tokenizer.eos_ids, adapter=self.adapter, **how):
+        for (token,) in answer_tokens(self.model, [ids], self.tokenizer.eos_ids, adapter=self.adapter, **how):
             if token is None:
                 continue
             said.append(token)
