@@ -99,5 +99,6 @@ def _taken(x: mx.array, index: mx.array, inverse: mx.array) -> mx.array:
 
 
 def _pick(x: mx.array, index: mx.array) -> mx.array:
-    picked = mx.take(x, mx.maximum(index, 0), axis=1)
-    return mx.where((index >= 0)[None, :, None], picked, mx.zeros((), x.dtype))
+    # -1 takes the zeros behind the end; hiding places after the taking costs three times as much on a CPU.
+    ended = mx.concatenate([x, mx.zeros((x.shape[0], 1, x.shape[2]), x.dtype)], axis=1)
+    return mx.take(ended, mx.where(index < 0, x.shape[1], index), axis=1)
