@@ -58,7 +58,7 @@ def _mark_events(axes: Axes, run: Curves) -> None:
                 [step],
                 [height],
                 marker=_MARKS.get(kind, "s"),
-                markersize=9 if kind == "best" else 6,
+                markersize=13 if kind == "best" else 6,
                 markerfacecolor="white",
                 markeredgecolor="#333333",
                 linestyle="none",

@@ -9,8 +9,10 @@ parabola, since attention may grow with its square.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +20,7 @@ import numpy as np
 
 from trainwire_engine import memory
 from trainwire_engine.batches import MicroBatch, Order, plan, single
+from trainwire_engine.cpu_ops import as_if_large
 from trainwire_engine.lanes import Lanes
 from trainwire_engine.model import Model
 from trainwire_engine.step import UpdateStep
@@ -68,8 +71,9 @@ def sizes(
 
     def weight(batches: Sequence[MicroBatch]) -> tuple[int, int, int]:
         """Rank an update by what is in memory at the same time: padded tokens, then trained positions."""
-        live, positions = _together(lanes, batches)
-        return live, positions, sum(batch.tokens.size for batch in batches)
+        live = _together(lanes, batches)
+        positions = sum(batch.positions.size for batch in live)
+        return _tokens(live), positions, _tokens(batches)
 
     count = max(1, min(updates, order.updates_per_epoch))
     looked_at = max(8, _ROWS // len(order.rows(0, 0)))
@@ -79,16 +83,15 @@ def sizes(
     fullest = sorted(range(len(lengths)), key=lambda update: -int(lengths[update].sum()))[:_EXTREMES]
     looked_into = {*spread, *longest, *fullest}
     planned = {u: plan(dataset, order.rows(0, u), micro_batch_tokens, packing=packing) for u in looked_into}
-    padded = {u: sum(batch.tokens.size for batch in batches) for u, batches in planned.items()}
+    padded = {u: _tokens(batches) for u, batches in planned.items()}
     largest = max(planned.values(), key=weight)
     return Sizes(largest, sum(padded[u] for u in spread) / len(spread), max(padded.values()))
 
 
-def _together(lanes: Lanes, batches: Sequence[MicroBatch]) -> tuple[int, int]:
-    """Padded tokens and trained positions of the micro-batches that are in work at the same time, at most."""
+def _together(lanes: Lanes, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+    """The largest micro-batches that are in work at the same time, at most: one on each lane."""
     spread, lane_of = lanes.spread(batches)
-    largest = sorted(spread, key=lambda batch: -batch.tokens.size)[: max(lane_of) + 1]
-    return sum(batch.tokens.size for batch in largest), sum(batch.positions.size for batch in largest)
+    return sorted(spread, key=lambda batch: -batch.tokens.size)[: max(lane_of) + 1]
 
 
 def estimate(
@@ -101,27 +104,32 @@ def estimate(
     before = memory.figures(reset_peak=True)
     free = memory.available()
     held = before.active + sum(leaf.nbytes for leaf in model.trainable.values())
-    live, positions = _together(step.lanes, sizes.largest)
-    rows, length = max(sizes.largest, key=lambda batch: batch.tokens.size).tokens.shape
-    small_rows, small_length = _small(model, rows, length, positions, free)
+    together = _together(step.lanes, sizes.largest)
+    live, count = _tokens(together), len(together)
+    rows, length = together[0].tokens.shape
+    positions = max(batch.positions.size for batch in together)
+    small_rows, small_length = _small(model, rows, length, positions, free // count)
     # As many trained positions as it can have: the head takes them in chunks, and its memory does not grow with rows.
     positions = min(positions, small_rows * small_length)
-    first = _part(small_rows, small_length, positions, model.vocab_size)
-    low, low_seconds = _measure(step, [first])
-    finish, update_seconds = _update(step, [first], config)
+    first = [_part(small_rows, small_length, positions, model.vocab_size)] * count
+    entries = 0 if config.packing else rows * length * length * int(model.model_config.get("num_attention_heads", 1))
+    grows = live / _tokens(first)
+    with _as_in_large(step, entries, grows):
+        low, low_seconds = _measure(step, first)
+    finish, update_seconds = _update(step, first, config)
     rest = max(0.0, update_seconds - low_seconds)
-    grows = live / first.tokens.size
     bound = (low - held) * grows * (1 if length == small_length else grows)
     if bound <= free * _SAFE_SHARE and low_seconds * grows <= PATIENCE_S:
         peak, seconds = _update(step, sizes.largest, config)
-        per_token = max(0.0, seconds - rest) / sum(batch.tokens.size for batch in sizes.largest)
+        per_token = max(0.0, seconds - rest) / _tokens(sizes.largest)
     else:
         twice_rows, twice_length = (2 * small_rows, length) if length == small_length else (1, 2 * small_length)
-        second = _part(twice_rows, twice_length, positions, model.vocab_size)
-        high, seconds = _measure(step, [second])
-        points = [(0, held), (first.tokens.size, low), (second.tokens.size, high)]
-        peak = _extrapolate(points, live, straight=length == small_length)
-        per_token = seconds / second.tokens.size
+        second = [_part(twice_rows, twice_length, positions, model.vocab_size)] * count
+        with _as_in_large(step, entries, grows):
+            high, seconds = _measure(step, second)
+        points = [(0, held), (_tokens(first), low), (_tokens(second), high)]
+        peak = _extrapolate(points, live, None if length == small_length else count * length)
+        per_token = seconds / _tokens(second)
     kept = _snapshot_bytes(model, step) if _saves_while_training(config, steps) else 0
     update_seconds = per_token * sizes.mean_tokens + rest
     return Estimate(
@@ -137,6 +145,23 @@ def estimate(
             sizes.most_tokens,
         ),
     )
+
+
+def _tokens(batches: Sequence[MicroBatch]) -> int:
+    return sum(batch.tokens.size for batch in batches)
+
+
+@contextmanager
+def _as_in_large(step: UpdateStep, entries: int, grows: float) -> Iterator[None]:
+    """Let small trials compute as an update does that has so many times their tokens: attention keeps or drops its
+    probabilities as in a matrix of `entries`, and as many lanes are in use."""
+    before = step.lanes
+    step.lanes = Lanes(ceil(step.model.total_parameters * grows))
+    try:
+        with as_if_large(entries):
+            yield
+    finally:
+        step.lanes = before
 
 
 def _small(model: Model, rows: int, length: int, positions: int, free: int) -> tuple[int, int]:
@@ -195,13 +220,16 @@ def _update(step: UpdateStep, batches: Sequence[MicroBatch], config: Config) -> 
     return memory.figures(reset_peak=True).peak, seconds
 
 
-def _extrapolate(points: Sequence[tuple[int, int]], tokens: int, *, straight: bool) -> int:
+def _extrapolate(points: Sequence[tuple[int, int]], tokens: int, longer: int | None) -> int:
+    """Follow the trials' tokens and peaks to so many tokens, in rows as long, or so much longer that all the lanes
+    would hold `longer` tokens."""
     tokens_of, peaks = [float(t) for t, _ in points], [float(p) for _, p in points]
-    (_, t1, t2), (_, p1, p2) = tokens_of, peaks
-    line = p2 + (p2 - p1) / (t2 - t1) * (tokens - t2)
-    if straight:
+    (_, t1, t2), (nothing, p1, p2) = tokens_of, peaks
+    line = p2 + (p2 - p1) / (t2 - t1) * ((longer or tokens) - t2)
+    if longer is None:
         return round(line)
-    return round(max(line, float(np.polyval(np.polyfit(tokens_of, peaks, 2), tokens))))
+    full = max(line, float(np.polyval(np.polyfit(tokens_of, peaks, 2), longer)))
+    return round(nothing + (full - nothing) * tokens / longer)
 
 
 def _saves_while_training(config: Config, steps: int) -> bool:
