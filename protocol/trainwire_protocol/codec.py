@@ -12,12 +12,7 @@ from .commands import COMMANDS, WORDS, ClientCommand, Generate
 from .config import MAX_INT
 from .errors import BadEncoding, BadLine, BadParams, CommandRefused, UnknownCommand, UnknownParam
 from .events import Event, Line, Message, Progress, RunEvent, Step
-
-PROTOCOL, MINOR = 1, 0
-MAX_LINE_OUT = 60_000
-"""Bytes of a printed line, LF included; common line readers give up at 64 KiB."""
-MIN_LINE_OUT = 4_096
-MAX_LINE_IN = 1 << 20
+from .limits import MAX_LINE_OUT
 
 _encoder = msgspec.json.Encoder()
 _message_decoder = msgspec.json.Decoder(Message)

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from .codec import MAX_LINE_OUT
 from .config import MAX_INT
 from .errors import BY_CODE
 from .events import EVENT_TYPES, Message, type_name
+from .limits import MAX_LINE_OUT
 
 _EVENTS = frozenset(type_name(kind) for kind in EVENT_TYPES)
 _INTERRUPTED = frozenset({20, 21, 129, 130, 143})

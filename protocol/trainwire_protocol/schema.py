@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 
-from .codec import MAX_LINE_IN, MAX_LINE_OUT, MINOR, PROTOCOL
 from .commands import COMMANDS, WORDS
 from .config import SETTABLE, Config
 from .errors import BY_CODE
 from .events import EVENT_TYPES, TRANSPORT_TYPES, type_name
+from .limits import MAX_LINE_IN, MAX_LINE_OUT, MINOR, PROTOCOL
 from .results import RESULTS
 
 Schema = dict[str, Any]

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from trainwire_protocol import commands, events
-from trainwire_protocol.codec import MAX_LINE_OUT, MIN_LINE_OUT, Refusal, decode_command, decode_message, encode_line
+from trainwire_protocol.codec import Refusal, decode_command, decode_message, encode_line
 from trainwire_protocol.commands import COMMANDS, WORDS
 from trainwire_protocol.events import EVENT_TYPES, TRANSPORT_TYPES, Log, Response
+from trainwire_protocol.limits import MAX_LINE_OUT, MIN_LINE_OUT
 
 MESSAGES = [*EVENT_TYPES, *TRANSPORT_TYPES]
 FAST = settings(

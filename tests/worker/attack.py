@@ -14,8 +14,9 @@ from collections.abc import Iterator
 
 from worker_driver import LineReader, Spawn, Worker, is_gone, read_log, resident_bytes, wait_until
 
-from trainwire_protocol.codec import MAX_LINE_IN, Refusal, decode_command
+from trainwire_protocol.codec import Refusal, decode_command
 from trainwire_protocol.commands import Set, Stop
+from trainwire_protocol.limits import MAX_LINE_IN
 from trainwire_protocol.rundir import lock_holder, newest_whole_checkpoint
 
 COMMANDS: tuple[dict[str, object], ...] = (

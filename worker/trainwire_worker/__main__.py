@@ -54,10 +54,15 @@ def main(arguments: list[str] | None = None) -> int:
     if options.progress == "auto":
         stdout, progress = _who_looks_on(options.mode, options.dialect, stdout, stderr)
         options = replace(options, progress=progress)
+    from .hello import greet
+    from .signals import hold
+
+    hold()
+    greeted = greet(options, stdout)
     from .wire import TextWriter
     from .worker import Worker
 
-    code = Worker(options, stdin, stdout, TextWriter(stderr)).run()
+    code = Worker(options, stdin, stdout, TextWriter(stderr), greeted=greeted).run()
     if options.dialect == "mlx-tui" and code in (20, 21):
         # That view restarts a worker that leaves with anything but 0.
         return 0

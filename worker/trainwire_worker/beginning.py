@@ -4,9 +4,9 @@ import msgspec
 
 from trainwire_protocol import commands as c
 from trainwire_protocol.channel import Begin, Order
-from trainwire_protocol.codec import PROTOCOL
 from trainwire_protocol.errors import TrainwireError
 from trainwire_protocol.events import Attempt
+from trainwire_protocol.limits import PROTOCOL
 from trainwire_protocol.rundir import CheckpointInfo
 from trainwire_protocol.version import VERSION
 

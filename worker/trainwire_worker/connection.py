@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from trainwire_protocol.errors import BadLine, LineTooLong
 from trainwire_protocol.events import Event, Response, Source, Transport
 
-from .outbox import MAX_BACKLOG, MAX_RESPONSE_BACKLOG, Outbox
+from .hello import MAX_BACKLOG, MAX_RESPONSE_BACKLOG
+from .outbox import Outbox
 from .wire import LineReader, Writer
 
 Encode = Callable[[Event | Transport], bytes]

@@ -10,12 +10,11 @@ from trainwire_protocol.events import Command, ErrorBody, Phase, Response, Sourc
 
 from .connection import Connection
 from .emitter import Emitter
+from .hello import MAX_OPEN_COMMANDS
 from .host import Host, Pending
 from .orders import make_order, order_parameters
 from .replay import check_types, marked_lines
 from .snapshot import Snapshot
-
-MAX_OPEN_COMMANDS = 256
 
 _BEFORE: frozenset[Phase] = frozenset({"loading", "preparing"})
 _TRAINING: frozenset[Phase] = frozenset({"running", "pausing", "paused"})

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import msgspec
 
-from trainwire_protocol.codec import MAX_LINE_OUT, MIN_LINE_OUT
+from trainwire_protocol.limits import MAX_LINE_OUT, MIN_LINE_OUT
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,12 +6,9 @@ from collections.abc import Callable, Iterator
 from trainwire_protocol.coalesce import merge_steps
 from trainwire_protocol.events import Event, Gap, Log, Progress, Response, Step, Transport, type_name
 
+from .hello import MAX_BACKLOG
 from .wire import Writer
 
-MAX_BACKLOG = 8 << 20
-"""Bytes of unread lines after which the backlog becomes one `gap`."""
-MAX_RESPONSE_BACKLOG = 8 << 20
-"""Bytes of unread responses after which no more commands are read."""
 COALESCE_AFTER = 512
 """Unread lines after which `step` and `progress` lines are put together."""
 FLUSH_BYTES = 256 << 10

@@ -9,6 +9,11 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end the run gracefully."""
 
 
+def hold() -> None:
+    """Keep the signals that end a run waiting until `Signals` takes them, so that each is answered by a last line."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+
+
 class Signals:
     """Turns signals into bytes on a descriptor that the loop selects on."""
 
@@ -22,6 +27,7 @@ class Signals:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _wake)
         signal.signal(signal.SIGCHLD, _wake)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         for name in ("SIGTTIN", "SIGTTOU", "SIGPIPE"):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 

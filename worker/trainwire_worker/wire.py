@@ -9,8 +9,8 @@ import sys
 import time
 from collections.abc import Iterator
 
-from trainwire_protocol.codec import MAX_LINE_IN
 from trainwire_protocol.errors import BadLine, LineTooLong
+from trainwire_protocol.limits import MAX_LINE_IN
 
 FULL_DISK_PAUSE = 1.0
 """Seconds before a file on a full disk is tried again."""

@@ -5,25 +5,17 @@ import time
 import traceback
 from collections.abc import Callable
 
-from trainwire_protocol.codec import MAX_LINE_IN, MINOR, PROTOCOL
-from trainwire_protocol.events import (
-    Event,
-    Heartbeat,
-    Hello,
-    Limits,
-    Queue,
-    WorkerInfo,
-)
-from trainwire_protocol.version import VERSION
+import msgspec
+
+from trainwire_protocol.events import Event, Heartbeat, Hello, Queue
 
 from .connection import Connection
 from .control import Controllers
-from .desk import MAX_OPEN_COMMANDS
 from .dialect import translator
 from .emitter import Clock, Emitter
 from .ending import last_words
+from .hello import hello_fields
 from .options import Options
-from .outbox import MAX_BACKLOG, MAX_RESPONSE_BACKLOG
 from .presence import Presence
 from .run import Run
 from .signals import Signals
@@ -33,13 +25,15 @@ from .terminal import Terminal
 from .timers import Mailbox, Timers
 from .wire import FULL_DISK_PAUSE, TextWriter
 
-FEATURES = ["control_socket", "counted_resume", "eval", "generate", "linger", "replay", "restarts", "validate"]
-
 
 class Worker:
-    """One worker process: it never blocks, whatever its readers, its engine or its parent do."""
+    """One worker process: it never blocks, whatever its readers, its engine or its parent do.
 
-    def __init__(self, options: Options, stdin: int, stdout: int, stderr: TextWriter) -> None:
+    `greeted` says that `hello` is out already.
+    """
+
+    def __init__(self, options: Options, stdin: int, stdout: int, stderr: TextWriter, *, greeted: bool = False) -> None:
+        self._greeted = greeted
         self._options = options
         self._started = time.monotonic()
         self._clock = Clock(options.clock)
@@ -69,7 +63,8 @@ class Worker:
 
     def run(self) -> int:
         """Serve until the last line; the exit code."""
-        self._say_hello(None)
+        if not self._greeted:
+            self._say_hello(None)
         try:
             self._begin()
             while self._run.state.ended is None:
@@ -179,21 +174,7 @@ class Worker:
         self._terminal.show(event)
 
     def _say_hello(self, connection: Connection | None) -> None:
-        hello = Hello(
-            protocol=PROTOCOL,
-            minor=MINOR,
-            worker=WorkerInfo(name="trainwire", version=VERSION),
-            pid=self._clock.pid(),
-            dialect=self._options.dialect,
-            features=FEATURES,
-            limits=Limits(
-                max_line_in=MAX_LINE_IN,
-                max_line_out=self._options.max_line,
-                max_open_commands=MAX_OPEN_COMMANDS,
-                max_response_backlog=MAX_RESPONSE_BACKLOG,
-                max_backlog=MAX_BACKLOG,
-            ),
-        )
+        hello = msgspec.convert(hello_fields(self._options), Hello)
         self._emitter.say(hello, connection)
         self._emitter.commit()
 

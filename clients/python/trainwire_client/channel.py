@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import orjson
 
-from trainwire_protocol.codec import PROTOCOL, decode_message
+from trainwire_protocol.codec import decode_message
 from trainwire_protocol.events import Hello, Message
+from trainwire_protocol.limits import PROTOCOL
 
 from .errors import ProtocolMismatch
 
