@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwire_client import Attempt, Checkpoint, ConfigChanged, End, Init, Status, Step
+from trainwire_client import Attempt, Checkpoint, ConfigChanged, End, EvalEnd, Init, Status, Step
 from trainwire_protocol.events import Change
 
 pytest.importorskip("rich", reason="rich is not installed: pip install 'trainwire[view]'")
@@ -95,6 +95,17 @@ def test_the_view_fits_the_terminal_and_shows_what_matters(width: int) -> None:
         "periodic checkpoint",
     ):
         assert part in text, part
+
+
+def test_few_evaluations_are_seen_as_a_curve() -> None:
+    evaluations = [
+        EvalEnd(step=at, valid_loss=loss, perplexity=2.0, token_accuracy=0.5, tokens=1, ms=1.0, best=True)
+        for at, loss in ((5, 1.1), (50, 1.0))
+    ]
+    text = drawn(followed(init(), *(step(i, 3.0) for i in range(1, 60)), *evaluations), 80)
+    chart = text[text.index("┌") : text.index("└")].splitlines()
+    below = "".join(chart[len(chart) // 2 :])
+    assert sum("▀" <= letter <= "▟" for letter in below) > 30
 
 
 def test_a_view_without_anything_yet_is_drawn() -> None:

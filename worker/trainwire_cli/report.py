@@ -22,7 +22,8 @@ h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin-
 table { border-collapse: collapse; display: block; overflow-x: auto; }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-code, pre { font: 13px/1.45 ui-monospace, monospace; overflow-wrap: anywhere; } pre { white-space: pre-wrap; }
+code, pre { font: 13px/1.45 ui-monospace, monospace; overflow-wrap: anywhere; }
+pre { white-space: pre-wrap; margin: 0; max-height: 14rem; overflow-y: auto; }
 svg { max-width: 100%; height: auto; } .dim { color: var(--dim); } .error { color: #a40000; }
 .bar { display: inline-block; height: .7rem; background: #0072B2; }
 """

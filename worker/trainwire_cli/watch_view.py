@@ -80,7 +80,7 @@ def _chart(state: WatchState, width: int, height: int) -> RenderableType:
     for points, line, colour, name in (
         # Two of the eight colours that are legible on dark and on light.
         (state.losses, True, "magenta", "training"),
-        (state.valid_losses, False, "green", "validation"),
+        (state.valid_losses, True, "green", "validation"),
     ):
         if points:
             stride = max(1, len(points) // (2 * width))
