@@ -19,6 +19,8 @@ MAX_FRAME = 64 << 20
 """Bytes of a message, far above what either side sends."""
 CHANNEL_FD_VARIABLE = "TRAINWIRE_CHANNEL_FD"
 """Environment variable that names the engine's end of the channel, an inherited socket."""
+LEADER_LOST = 9
+"""Exit status of a rank that left because rank 0 was gone or did not answer."""
 
 
 class Order(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="order_type"):

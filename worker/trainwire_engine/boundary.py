@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from trainwire_engine.evaluate import EvalResult, evaluate
 from trainwire_engine.generate import Prompt, best_and_worst, generate, generate_all, reference_losses
 from trainwire_engine.lanes import stay_on_one_lane
 from trainwire_engine.model import Model
+from trainwire_engine.ranks import Alone
 from trainwire_engine.reports import Reports
 from trainwire_engine.saving import Saves
 from trainwire_engine.schedule import Course
@@ -36,6 +37,7 @@ class Boundary:
     prompts: Sequence[Prompt]
     reports: Reports
     saves: Saves
+    ranks: Alone = field(default_factory=Alone)
 
     def __post_init__(self) -> None:
         self._sums = EvaluateSums(self.model)
@@ -54,15 +56,17 @@ class Boundary:
             self._best_unsaved = best and self.course.config.keep_best
             self._report(result, best=best)
         if what.generate and self.prompts and state.generated_step < state.step:
+            self.ranks.call()
             with self._looking("generate"):
-                if not self._answer_prompts(interrupted):
+                if self.ranks.leads and not self._answer_prompts(interrupted):
                     return False
             state.generated_step = state.step
         return True
 
     def save_due(self) -> None:
         """Write the checkpoints that are due."""
-        self.saves.due(best=self._best_unsaved)
+        if self.ranks.leads:
+            self.saves.due(best=self._best_unsaved)
         self._best_unsaved = False
 
     def _looking(self, activity: Activity) -> AbstractContextManager[None]:
@@ -71,7 +75,7 @@ class Boundary:
 
     def _evaluate(self, batches: int, interrupted: Interrupted) -> EvalResult | None:
         with self._looking("eval"):
-            return evaluate(self._sums, self.valid, self.course.config, batches, interrupted)
+            return evaluate(self._sums, self.valid, self.course.config, batches, interrupted, self.ranks)
 
     def _report(self, result: EvalResult, **more: Any) -> None:
         step = self.course.state.step
@@ -96,6 +100,7 @@ class Boundary:
 
     def settle(self) -> None:
         """Finish what is being written and give kept buffers back: training stands still."""
+        self.ranks.tell("settle")
         self.saves.settle()
         memory.clear_cache()
 
@@ -114,6 +119,7 @@ class Boundary:
         before = {key: getattr(course.config, key) for key in values}
         course.config = msgspec.structs.replace(course.config, **values)
         effective = course.state.step + 1
+        self.ranks.tell("set", values)
         self.reports.flush()
         self.reports.config_changed({key: (before[key], values[key]) for key in values}, effective, order.order)
         self.reports.answer(order.order, {"applied": values, "previous": before, "effective_step": effective})
@@ -123,11 +129,16 @@ class Boundary:
         if self.valid is None:
             raise WrongState("There is no validation data, so evaluation is off.")
         batches = self.course.config.eval_batches if order.max_batches is None else order.max_batches
+        self.ranks.tell("evaluate", batches)
         result = self._evaluate(batches, interrupted)
         if result is None:
             raise ShuttingDown("The run is stopping.")
         self._report(result, best=False, cause=order.order)
         self.reports.answer(order.order, {"valid_loss": result.loss, "tokens": result.tokens, "ms": result.ms})
+
+    def take_part(self, batches: int, interrupted: Interrupted) -> None:
+        """Do this rank's part of an evaluation that was ordered on rank 0."""
+        self._evaluate(batches, interrupted)
 
     def generate(self, order: GenerateOrder, interrupted: Interrupted) -> None:
         """Answer a prompt by order."""

@@ -105,10 +105,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def other_environment(saved: Saved, computing: Native) -> dict[str, dict[str, Any]]:
+def other_environment(saved: Saved, computing: Native, ranks: int) -> dict[str, dict[str, Any]]:
     """List what computes otherwise than it did for a checkpoint, and so may give other last bits."""
-    before: dict[str, Any] = {**saved.versions, "blas": saved.native.blas}
-    now: dict[str, Any] = {**versions(), "blas": computing.blas}
+    before: dict[str, Any] = {**saved.versions, "blas": saved.native.blas, "ranks": saved.ranks}
+    now: dict[str, Any] = {**versions(), "blas": computing.blas, "ranks": ranks}
     if computing.path is not None and computing.lanes > native.cores():
         # The streams are as many as before; a BLAS gets no more threads than there are cores.
         before["cores"], now["cores"] = computing.lanes, native.cores()

@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from trainwire_engine.batches import MicroBatch, plan
+from trainwire_engine.ranks import Alone, Sums
 from trainwire_engine.step import EvaluateSums
 
 _ROWS_AT_ONCE = 1024
@@ -28,31 +29,51 @@ class EvalResult:
 
 
 def evaluate(
-    sums: EvaluateSums, dataset: Any, config: Any, max_batches: int, interrupted: Callable[[], bool]
+    sums: EvaluateSums,
+    dataset: Any,
+    config: Any,
+    max_batches: int,
+    interrupted: Callable[[], bool],
+    ranks: Alone | None = None,
 ) -> EvalResult | None:
     """Evaluate the first `max_batches` times `batch_size` rows, or all of them if it is 0.
 
     Dropout and label smoothing are off. Between batches `interrupted` is asked; None is returned if it says so.
-    The sums are made in double precision in a fixed order, so the same weights give the same loss, bit for bit.
+    The sums are made in double precision in a fixed order, so the same weights give the same loss, bit for bit,
+    on however many ranks.
     """
     started = time.perf_counter()
     rows = len(dataset) if not max_batches else min(len(dataset), max_batches * config.batch_size)
-    loss, correct, tokens = 0.0, 0.0, 0
-    running: tuple[mx.array, mx.array] | None = None
-    for batch in _batches(dataset, rows, config.micro_batch_tokens, config.packing):
+    ranks = ranks or Alone()
+    mine, own = ranks.take_turns(), list[tuple[int, float, float, int]]()
+    running: tuple[int, mx.array, mx.array, int] | None = None
+    for index, batch in enumerate(_batches(dataset, rows, config.micro_batch_tokens, config.packing)):
         if interrupted():
+            ranks.tell("abandon")
             return None
-        tokens += int(batch.weights.sum())
+        if not mine(batch.tokens.size):
+            continue
         # The next batch is under way while the one before is read.
-        ahead = sums(batch)
-        mx.async_eval(*ahead)
+        ahead = (index, *sums(batch), int(batch.weights.sum()))
+        mx.async_eval(*ahead[1:3])
         if running is not None:
-            loss, correct = loss + float(running[0]), correct + float(running[1])
+            own.append(_read(running))
         running = ahead
     if running is not None:
-        loss, correct = loss + float(running[0]), correct + float(running[1])
+        own.append(_read(running))
+    merged: Sums | None = ranks.merge(own)
+    if merged is None:
+        return None
+    loss, correct, tokens = 0.0, 0.0, 0
+    for _, more_loss, more_correct, more_tokens in merged:
+        loss, correct, tokens = loss + more_loss, correct + more_correct, tokens + more_tokens
     mean = loss / tokens if tokens else float("nan")
     return EvalResult(mean, tokens, round(correct), (time.perf_counter() - started) * 1000)
+
+
+def _read(running: tuple[int, mx.array, mx.array, int]) -> tuple[int, float, float, int]:
+    index, loss, correct, tokens = running
+    return index, float(loss), float(correct), tokens
 
 
 def _batches(dataset: Any, rows: int, micro_batch_tokens: int, packing: bool) -> Iterator[MicroBatch]:

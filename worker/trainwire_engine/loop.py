@@ -11,9 +11,11 @@ from trainwire_engine import memory
 from trainwire_engine.alarms import LossAlarm, MemoryAlarm
 from trainwire_engine.batches import Order, plan
 from trainwire_engine.boundary import Boundary
+from trainwire_engine.follow import Follower
 from trainwire_engine.model import Model
 from trainwire_engine.optimizer import Schedule
 from trainwire_engine.orders import Control
+from trainwire_engine.ranks import Alone
 from trainwire_engine.reports import Measured, Reports
 from trainwire_engine.saving import Saves
 from trainwire_engine.schedule import Course
@@ -36,11 +38,12 @@ class Parts:
     step: UpdateStep
     schedule: Schedule
     boundary: Boundary
-    control: Control
+    control: Control | Follower
     reports: Reports
     stopwatch: Stopwatch
     saves: Saves
     model: Model
+    ranks: Alone = field(default_factory=Alone)
     loss_alarm: LossAlarm = field(default_factory=LossAlarm)
     memory_alarm: MemoryAlarm = field(default_factory=MemoryAlarm)
 
@@ -93,14 +96,15 @@ def update(parts: Parts) -> tuple[Measured, list[int]]:
     state, config = parts.course.state, parts.course.config
     started = time.perf_counter()
     rows = parts.order.rows(state.epoch - 1, state.epoch_update)
-    micro_batches = plan(parts.dataset, rows, config.micro_batch_tokens or 0, packing=config.packing)
+    mine = parts.ranks.share(rows, parts.dataset)
+    micro_batches = plan(parts.dataset, mine, config.micro_batch_tokens or 0, packing=config.packing)
     ready = time.perf_counter()
     parts.reports.alive("compile" if parts.step.compiles(micro_batches) else "train")
     rate = parts.schedule.learning_rate(state.step, config.learning_rate or 0.0)
     result = parts.step(
         micro_batches, step=state.step + 1, learning_rate=rate, max_grad_norm=config.max_grad_norm or None
     )
-    computed = sum(batch.tokens.size for batch in micro_batches)
+    passes, computed, real = parts.ranks.counts(micro_batches)
     measured = Measured(
         loss=result.loss,
         tokens=result.tokens,
@@ -110,8 +114,8 @@ def update(parts: Parts) -> tuple[Measured, list[int]]:
         ms=(time.perf_counter() - started) * 1000,
         data_ms=(ready - started) * 1000,
         learning_rate=rate,
-        micro_batches=len(micro_batches),
-        padding_fraction=1 - sum(batch.real_tokens for batch in micro_batches) / computed if computed else 0.0,
+        micro_batches=passes,
+        padding_fraction=1 - real / computed if computed else 0.0,
     )
     return measured, rows
 

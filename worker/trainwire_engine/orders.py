@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from trainwire_engine.failures import as_error
+from trainwire_engine.ranks import Alone
 from trainwire_engine.reports import Reports
 from trainwire_engine.state import Stopwatch, TrainState
 from trainwire_protocol.channel import (
@@ -43,13 +44,20 @@ class Control:
     """Says whether the run goes on: `serve` between updates, `interrupted` between pieces of longer work."""
 
     def __init__(
-        self, channel: EngineChannel, reports: Reports, state: TrainState, actions: Actions, stopwatch: Stopwatch
+        self,
+        channel: EngineChannel,
+        reports: Reports,
+        state: TrainState,
+        actions: Actions,
+        stopwatch: Stopwatch,
+        ranks: Alone | None = None,
     ) -> None:
         self._channel = channel
         self._reports = reports
         self._state = state
         self._actions = actions
         self._stopwatch = stopwatch
+        self._ranks = ranks or Alone()
         self._pause_at: tuple[int, int] | None = None
         self.paused = False
         self.lingering = False
@@ -62,10 +70,23 @@ class Control:
         return self._channel.closed
 
     def serve(self) -> bool:
-        """Carry out the orders that have arrived, and stand still while paused; false if the run is to stop."""
+        """Carry out the orders that have arrived, and stand still while paused; false if the run is to stop.
+
+        Among several ranks that is done at a boundary that all of them know of.
+        """
+        if not self._ranks.agreed and not self.paused:
+            return True
         if self._pause_at is not None and self._state.step >= self._pause_at[0] and not self.paused:
             self.pause(self._pause_at[1])
-        return self._serve(block=True)
+        going_on = self._serve(block=True)
+        if going_on:
+            self._ranks.tell("go")
+        return going_on
+
+    def calls(self) -> bool:
+        """Whether there is something to serve once the running update is done."""
+        reached = self._pause_at is not None and self._state.step + 1 >= self._pause_at[0]
+        return reached or self._channel.pending()
 
     def interrupted(self) -> bool:
         """Let a pause take effect in the middle of longer work; true if the run is to stop.
@@ -74,6 +95,7 @@ class Control:
         came; other evaluations and generations wait for their turn unless a pause or a stop is behind them.
         """
         self._reports.alive()
+        self._ranks.check()
         waiting = self._channel.peek()
         if self.stop or self.gone:
             return True
@@ -89,7 +111,7 @@ class Control:
             if self.paused and block and not self._channel.pending():
                 self._reports.alive("none")
                 self._actions.settle()
-            order = self._channel.next(block=self.paused and block)
+            order = self._next(block=self.paused and block)
             if self.gone:
                 return False
             if order is None:
@@ -104,10 +126,14 @@ class Control:
         self.lingering = True
         self._reports.alive("none")
         while self.stop is None:
-            order = self._channel.next(block=True)
+            order = self._next(block=True)
             if order is None:
                 return
             self._carry_out(order)
+
+    def _next(self, *, block: bool) -> AnyOrder | None:
+        with self._ranks.waiting():
+            return self._channel.next(block=block)
 
     def pause(self, cause: int | None = None) -> None:
         """Stand still from now on."""

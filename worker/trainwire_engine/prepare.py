@@ -17,6 +17,7 @@ from trainwire_engine.checkpoint import Saver, put_in_order
 from trainwire_engine.data import Dataset, Notice, load_dataset
 from trainwire_engine.describe import data_event, init_event, other_environment, versions
 from trainwire_engine.failures import disk_error
+from trainwire_engine.follow import Follower, Mute
 from trainwire_engine.loading import read_config, resolve_folder
 from trainwire_engine.loop import Parts
 from trainwire_engine.model import Model, load_model
@@ -24,18 +25,19 @@ from trainwire_engine.native import Native
 from trainwire_engine.optimizer import Optimizer, Schedule
 from trainwire_engine.orders import Control
 from trainwire_engine.profile import ProfiledStep
+from trainwire_engine.ranks import Alone, Team
 from trainwire_engine.reports import Reports
 from trainwire_engine.resume import Past, model_mark, open_past
 from trainwire_engine.saving import Saves
 from trainwire_engine.schedule import Course, total_steps, warmup_steps
 from trainwire_engine.snapshot import Contents
-from trainwire_engine.state import FORMAT, DataMark, Saved, Stopwatch, TrainState
+from trainwire_engine.state import FORMAT, DataMark, ModelMark, Saved, Stopwatch, TrainState
 from trainwire_engine.step import UpdateStep
 from trainwire_engine.tokenizer import Tokenizer
 from trainwire_engine.values import check_values, try_prompts
 from trainwire_protocol.channel import Begin, Check, EngineChannel, StopOrder
 from trainwire_protocol.config import Config
-from trainwire_protocol.errors import ShuttingDown, Unsupported
+from trainwire_protocol.errors import DatasetInvalid, ModelLoadFailed, ShuttingDown, Unsupported
 from trainwire_protocol.folders import user_cache
 
 
@@ -51,14 +53,16 @@ class Stopped(Exception):
 class Watch:
     """Reports the progress of the preparation, and ends it when a stop arrives or the worker leaves."""
 
-    def __init__(self, channel: EngineChannel, reports: Reports, past: Past | None) -> None:
+    def __init__(self, channel: EngineChannel | Mute, reports: Reports, past: Past | None, ranks: Alone) -> None:
+        self._ranks = ranks
         self._channel = channel
         self._reports = reports
         self._step = reports.step = past.saved.state.step if past else 0
         self._checkpoint = str(past.folder) if past else None
 
     def check(self) -> None:
-        """Raise Stopped if the run is not to go on."""
+        """Raise Stopped if the run is not to go on, and the error of a rank that was lost."""
+        self._ranks.check()
         stop = any(isinstance(order, StopOrder) for order in self._channel.peek())
         if not stop and not self._channel.closed:
             return
@@ -76,7 +80,7 @@ class Watch:
         self.check()
 
 
-def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
+def prepare(begin: Begin, channel: EngineChannel | Mute, reports: Reports, ranks: Alone) -> Parts:
     """Load model, tokenizer and data, go on from a checkpoint if there is one, and report `data` and `init`.
 
     Raises the errors of the protocol, and Stopped.
@@ -85,10 +89,11 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
     stopwatch_start = time.perf_counter()
     given = msgspec.convert(begin.config, Config)
     run_dir = Path(given.run_dir or ".")
-    tidy(run_dir)
+    if ranks.leads:
+        tidy(run_dir)
     past = open_past(Path(begin.resume_from), given) if begin.resume_from else None
-    watch = Watch(channel, reports, past)
-    computing = choose_blas(begin.blas, past)
+    watch = Watch(channel, reports, past, ranks)
+    computing = choose_blas(begin.blas, past if past and past.saved.ranks == ranks.size else None)
     memory.configure()
     config = past.config if past else given
     prompts = check_values(config)
@@ -100,7 +105,8 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
     if past is not None:
         past.check_model(mark)
     watch.check()
-    train, valid, notices = read_data(config, tokenizer, model, watch, reports)
+    with ranks.in_turn():
+        train, valid, notices = read_data(config, tokenizer, model, watch, reports)
     train_mark = DataMark(train.digest, len(train))
     valid_mark = DataMark(valid.digest, len(valid)) if valid is not None else None
     if past is not None:
@@ -110,16 +116,19 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
     reports.alive("load")
     state = past.saved.state if past else TrainState()
     config, order = resolve(config, model, train)
+    # An evaluation's batches are shared out, so all ranks have to make the same ones.
+    config = msgspec.structs.replace(config, micro_batch_tokens=ranks.least(config.micro_batch_tokens or 0))
     if past is None or past.moves_horizon:
         state.horizon = total_steps(config, state, order.updates_per_epoch)
     if config.warmup_steps is None:
         config = msgspec.structs.replace(config, warmup_steps=warmup_steps(state.horizon))
     course = Course(state, config, order.updates_per_epoch)
     kind = partial(ProfiledStep, updates=begin.profile, report=reports.log) if begin.profile else UpdateStep
-    step = kind(model, Optimizer(config), config)
+    step = kind(model, Optimizer(config), config, ranks)
     if past is not None:
         past.restore(model, step)
-    introduce(begin, course, model, train, valid, order, notices, computing, past, reports)
+    agree(ranks, course, mark, train, valid)
+    introduce(begin, course, model, train, valid, order, notices, computing, past, reports, ranks)
     passport = Saved(
         format=FORMAT,
         training_type="sft",
@@ -136,6 +145,7 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
         valid=valid_mark,
         versions=versions(),
         native=computing,
+        ranks=ranks.size,
         steps=[],
     )
     stopwatch = Stopwatch(state)
@@ -143,10 +153,23 @@ def prepare(begin: Begin, channel: EngineChannel, reports: Reports) -> Parts:
     saver = Saver(run_dir, state.step, lambda: course.config.max_checkpoints)
     own = past.folder if past and past.folder.parent == run_dir and not past.changes else None
     saves = Saves(course, step, Contents(model, tokenizer), saver, reports, stopwatch, passport, own)
-    boundary = Boundary(course, model, tokenizer, valid, prompts, reports, saves)
-    control = Control(channel, reports, state, boundary, stopwatch)
+    boundary = Boundary(course, model, tokenizer, valid, prompts, reports, saves, ranks)
+    control: Control | Follower
+    if isinstance(channel, Mute):
+        assert isinstance(ranks, Team)
+        control = Follower(ranks, boundary)
+    else:
+        control = Control(channel, reports, state, boundary, stopwatch, ranks)
+        ranks.ask(control.calls)
     schedule = Schedule(config, state.horizon)
-    return Parts(course, train, order, step, schedule, boundary, control, reports, stopwatch, saves, model)
+    return Parts(course, train, order, step, schedule, boundary, control, reports, stopwatch, saves, model, ranks)
+
+
+def agree(ranks: Alone, course: Course, mark: ModelMark, train: Dataset, valid: Dataset | None) -> None:
+    """Wait until all ranks are ready; raises ModelLoadFailed or DatasetInvalid if theirs differ."""
+    ranks.agree(mark.fingerprint, ModelLoadFailed("its model has other files than that of rank 0."))
+    digests = f"{train.digest} {valid.digest if valid else ''} {course.state.step} {course.total_steps}"
+    ranks.agree(digests, DatasetInvalid("its data or its checkpoint are others than those of rank 0."))
 
 
 def choose_blas(wanted: str, past: Past | None = None) -> Native:
@@ -226,6 +249,7 @@ def introduce(
     computing: Native,
     past: Past | None,
     reports: Reports,
+    ranks: Alone,
 ) -> None:
     """Report what the run is about to do, and answer the order that began it."""
     reports.send(data_event("train", train, course.config, order))
@@ -249,6 +273,6 @@ def introduce(
             listed = {change.key: {"from": change.old, "to": change.new} for change in past.changes}
             message = f"The run goes on with other values than {past.folder.name} has: {', '.join(listed)}."
             reports.log("warn", "resume_changed", message, listed)
-        if other := other_environment(past.saved, computing):
+        if other := other_environment(past.saved, computing, ranks.size):
             message = f"What computes is not what wrote {past.folder.name}: numbers may differ in their last bits."
             reports.log("info", "environment_changed", message, other)

@@ -19,6 +19,7 @@ from trainwire_engine.batches import MicroBatch
 from trainwire_engine.loss import before_head, head_sums
 from trainwire_engine.model import Arrays, Model
 from trainwire_engine.optimizer import Optimizer
+from trainwire_engine.ranks import Alone
 from trainwire_engine.segments import apart
 from trainwire_engine.step import UpdateResult, UpdateStep, compiled, device_arrays
 from trainwire_protocol.events import Level
@@ -35,11 +36,12 @@ class ProfiledStep(UpdateStep):
         model: Model,
         optimizer: Optimizer,
         config: Any,
+        ranks: Alone | None = None,
         *,
         updates: int,
         report: Callable[[Level, str, str, dict[str, Any]], None],
     ) -> None:
-        super().__init__(model, optimizer, config)
+        super().__init__(model, optimizer, config, ranks)
         self._updates = updates
         self._made = -1
         self._report = report

@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from trainwire_engine.memory import MemoryFigures
 from trainwire_engine.state import TrainState, named_non_finite
-from trainwire_protocol.channel import Alive, Answer, EngineChannel, Failed, Finished, Report, StepHistory
+from trainwire_protocol.channel import Alive, Answer, Failed, Finished, Report, StepHistory
 from trainwire_protocol.coalesce import merge_steps, perplexity
 from trainwire_protocol.errors import TrainwireError
 from trainwire_protocol.events import (
@@ -60,10 +60,16 @@ class Measured:
     padding_fraction: float
 
 
+class Listener(Protocol):
+    """Who takes reports."""
+
+    def send(self, report: Report | Event) -> None: ...
+
+
 class Reports:
     """Makes events from facts and sends them; update reports are merged by `log_every` and kept for checkpoints."""
 
-    def __init__(self, channel: EngineChannel) -> None:
+    def __init__(self, channel: Listener) -> None:
         self._channel = channel
         self._pending: Step | None = None
         self._history: list[Step] = []

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
+
+import msgspec
 
 from trainwire_engine.check import check
 from trainwire_engine.checkpoint import Target
 from trainwire_engine.failures import as_error, disk_error
+from trainwire_engine.follow import Mute
 from trainwire_engine.loop import Parts, Reason, train
+from trainwire_engine.meeting import form
+from trainwire_engine.orders import Control
 from trainwire_engine.prepare import Stopped, prepare
+from trainwire_engine.ranks import Team
 from trainwire_engine.reports import Reports
-from trainwire_protocol.channel import Begin, Check, EngineChannel
-from trainwire_protocol.errors import DiskFull, Internal, IoError, NonFinite, TrainwireError
+from trainwire_protocol.channel import LEADER_LOST, Begin, Check, EngineChannel
+from trainwire_protocol.errors import DiskFull, EngineUnavailable, Internal, IoError, NonFinite, TrainwireError
 from trainwire_protocol.events import CheckpointKind
-from trainwire_protocol.rundir import FINAL_NAME, checkpoint_name, emergency_name
+from trainwire_protocol.rundir import (
+    FINAL_NAME,
+    LOCK_NAME,
+    TEMPORARY_PREFIX,
+    checkpoint_name,
+    emergency_name,
+    list_checkpoints,
+)
+
+HESITATION = 0.5
+"""Seconds that the rank which saves in rank 0's place waits first."""
 
 
 def serve(channel: EngineChannel) -> int:
@@ -33,12 +51,87 @@ def serve(channel: EngineChannel) -> int:
             return 0
         if not isinstance(order, Begin):
             raise Internal(f"The first order was {type(order).__name__}.")
-        return _run(order, channel, reports)
+        return lead(order, channel, reports)
     except Stopped as stopped:
         reports.finished("stopped", stopped.step, stopped.checkpoint)
         return 0
     except Exception as error:
         return _fail(as_error(error), reports, None)
+
+
+def lead(begin: Begin, channel: EngineChannel, reports: Reports) -> int:
+    """Carry out a run as its only rank, or as the first of several."""
+    ranks = form()
+    reports.alive("load")
+    ranks.tell("begin", msgspec.to_builtins(begin))
+
+    def end(error: TrainwireError, checkpoint: Path | None = None) -> int:
+        status = _fail(error, reports, checkpoint)
+        ranks.leave()
+        return status
+
+    ranks.on_lost(lambda error: _exit(end(error)))
+    try:
+        parts = prepare(begin, channel, reports, ranks)
+        ranks.on_lost(lambda error: _exit(end(error, _rescue(parts, error))))
+        try:
+            return _run(begin, parts)
+        except Exception as error:
+            known = as_error(ranks.verdict(error))
+            return end(known, _rescue(parts, known))
+    except Stopped:
+        raise
+    except Exception as error:
+        return end(as_error(ranks.verdict(error)))
+    finally:
+        ranks.leave()
+
+
+def assist() -> int:
+    """Carry out another rank's part of a run; rank 0 says which run, and when it is over."""
+    team, parts = form(), None
+    if not isinstance(team, Team):
+        print("There is no rank 0 to assist: MLX finds one process only.", file=sys.stderr)
+        return EngineUnavailable.exit_code or 1
+    team.on_lost(lambda error: _exit(_bereaved(team, parts, error)))
+    try:
+        begin = msgspec.convert(team.follow("begin")[1], Begin)
+        if begin.offline:
+            os.environ["HF_HUB_OFFLINE"] = "1"
+        parts = prepare(begin, Mute(), Reports(Mute()), team)
+        # Rank 0 comes to the same errors of the numbers by itself.
+        with contextlib.suppress(NonFinite):
+            train(parts)
+        team.stay()
+    except Exception as error:
+        cause = team.verdict(error)
+        if cause is team.hub.lost:
+            return _bereaved(team, parts, as_error(cause))
+        traceback.print_exc(file=sys.stderr)
+        team.fail(as_error(cause))
+    team.stay()
+
+
+def _bereaved(team: Team, parts: Parts | None, error: TrainwireError) -> int:
+    """Leave because rank 0 is lost; the next rank saves what it has, where it reaches the run's folder."""
+    print(error.message, file=sys.stderr)
+    if team.rank == 1 and parts is not None:
+        run_dir, silent = Path(parts.course.config.run_dir or "."), bool(error.details.get("silent"))
+        if silent:
+            # Rank 0 may be alive behind a cut network, and save to the same disk: it goes first.
+            time.sleep(HESITATION)
+        saving = silent and any(run_dir.glob(f"{TEMPORARY_PREFIX}*"))
+        newest = max((info.step for info in list_checkpoints(run_dir)), default=-1)
+        if (run_dir / LOCK_NAME).exists() and newest < parts.course.state.step and not saving:
+            _rescue(parts, error)
+    return LEADER_LOST
+
+
+def _exit(status: int) -> None:
+    """Leave from another thread than the main one, which waits for what will not come."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _fail(error: TrainwireError, reports: Reports, checkpoint: Path | None) -> int:
@@ -48,27 +141,24 @@ def _fail(error: TrainwireError, reports: Reports, checkpoint: Path | None) -> i
     return error.exit_code or 1
 
 
-def _run(begin: Begin, channel: EngineChannel, reports: Reports) -> int:
-    parts = prepare(begin, channel, reports)
-    try:
-        reason = train(parts)
-        if reason is not None and not _complete(parts, reason, hold=begin.hold_on_failed_save):
-            reason = None
-        if reason is None:
-            return _stop(parts)
-    except Exception as error:
-        known = as_error(error)
-        return _fail(known, reports, _rescue(parts, known))
+def _run(begin: Begin, parts: Parts) -> int:
+    control = parts.control
+    assert isinstance(control, Control)
+    reason = train(parts)
+    if reason is not None and not _complete(parts, control, reason, hold=begin.hold_on_failed_save):
+        reason = None
+    if reason is None:
+        return _stop(parts, control)
     final = parts.saves.newest
     if begin.linger:
-        parts.control.linger()
+        control.linger()
     step = parts.course.state.step
-    parts.control.end({"outcome": "completed", "step": step, "checkpoint": str(final)})
-    reports.finished("completed", step, str(final))
+    control.end({"outcome": "completed", "step": step, "checkpoint": str(final)})
+    parts.reports.finished("completed", step, str(final))
     return 0
 
 
-def _complete(parts: Parts, reason: Reason, *, hold: bool) -> bool:
+def _complete(parts: Parts, control: Control, reason: Reason, *, hold: bool) -> bool:
     """Write the final checkpoint and report the end.
 
     If it cannot be written, DiskFull or IoError is raised, or with `hold` the run pauses until somebody has made
@@ -80,7 +170,7 @@ def _complete(parts: Parts, reason: Reason, *, hold: bool) -> bool:
             break
         except OSError as error:
             known = disk_error("The final checkpoint could not be saved", error)
-            if not hold or parts.control.gone:
+            if not hold or control.gone:
                 raise known from error
         parts.reports.log(
             "error",
@@ -88,8 +178,8 @@ def _complete(parts: Parts, reason: Reason, *, hold: bool) -> bool:
             f"{known.message} The run pauses with its weights in memory: make room, then resume.",
             {"path": FINAL_NAME, "step": parts.course.state.step, "code": known.code},
         )
-        parts.control.pause()
-        if not parts.control.serve():
+        control.pause()
+        if not control.serve():
             return False
     parts.stopwatch.lap()
     state = parts.course.state
@@ -97,9 +187,9 @@ def _complete(parts: Parts, reason: Reason, *, hold: bool) -> bool:
     return True
 
 
-def _stop(parts: Parts) -> int:
+def _stop(parts: Parts, control: Control) -> int:
     """Leave because of a stop, or because the worker is gone: with a checkpoint, unless nothing is to be kept."""
-    control, saves, state = parts.control, parts.saves, parts.course.state
+    saves, state = parts.saves, parts.course.state
     if (control.stop is None or control.stop.save) and state.step > 0:
         try:
             saves.now(Target(checkpoint_name(state.step), "periodic"))

@@ -117,8 +117,8 @@ class Saved(msgspec.Struct):
 
     `given` is the config as the worker passed it, with the defaults that are computed still open; `config` has
     every value that held when the checkpoint was written, those that `set` changed included. `versions` and
-    `native` name what computes. `steps` are the last update reports: those since the periodic checkpoint before, and
-    those that a worker may have left unread.
+    `native` name what computes, on so many `ranks`. `steps` are the last update reports: those since the periodic
+    checkpoint before, and those that a worker may have left unread.
     """
 
     format: int
@@ -137,6 +137,7 @@ class Saved(msgspec.Struct):
     versions: dict[str, str]
     native: Native
     steps: list[Step]
+    ranks: int = 1
 
 
 def encode_saved(saved: Saved) -> bytes:

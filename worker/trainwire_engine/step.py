@@ -16,6 +16,7 @@ from trainwire_engine.lanes import Lanes
 from trainwire_engine.loss import micro_batch_sums
 from trainwire_engine.model import Arrays, Model
 from trainwire_engine.optimizer import Optimizer
+from trainwire_engine.ranks import Alone
 from trainwire_engine.segments import apart
 
 
@@ -42,8 +43,9 @@ class UpdateStep:
     so the split into micro-batches leaves loss, gradient and norm as they are.
     """
 
-    def __init__(self, model: Model, optimizer: Optimizer, config: Any) -> None:
+    def __init__(self, model: Model, optimizer: Optimizer, config: Any, ranks: Alone | None = None) -> None:
         self.model = model
+        self._ranks = ranks or Alone()
         self.optimizer = optimizer
         self.state: Arrays = optimizer.init(model.trainable)
         self._seed: int = config.seed
@@ -65,8 +67,9 @@ class UpdateStep:
     ) -> UpdateResult:
         """Make the update number `step` (which seeds dropout); 0, None or infinity do not clip."""
         model = self.model
-        totals = self.sums(micro_batches, step)
-        tokens = sum(int(batch.weights.sum()) for batch in micro_batches)
+        own = self.sums(micro_batches, step) if micro_batches else None
+        totals, tokens = self._ranks.reduce(own, model.trainable, micro_batches)
+        del own
         (loss, correct), grads = totals
         del totals
         limits = mx.array([tokens, learning_rate, max_grad_norm or float("inf")], mx.float32)
@@ -88,7 +91,7 @@ class UpdateStep:
         """Give ((loss sum, correct), gradient sums), lazy: the passes of an update, without the rest of it."""
         by_lane: dict[int, Any] = {}
         for index, (batch, lane) in enumerate(zip(*self.lanes.spread(micro_batches))):
-            key = mx.random.key(mix(self._seed, step, index))
+            key = mx.random.key(mix(self._seed, step, index, *self._ranks.salt))
             with mx.stream(self.lanes.streams[lane]):
                 sums = self._sums(self.model.trainable, device_arrays(batch), key)
                 by_lane[lane] = _added(by_lane[lane], sums) if lane in by_lane else sums

@@ -69,9 +69,18 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
+def _assist_rank_0() -> None:
+    """Become an engine without a worker where a launcher gave this process another rank than 0."""
+    rank = os.environ.get("MLX_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
+    if rank != "0":
+        os.environ["PYTHONSAFEPATH"] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", "trainwire_engine", "--assist"])
+
+
 def leave() -> None:
     """Run the worker and leave the process at once: no thread or library can hold it up."""
     try:
+        _assist_rank_0()
         code = main()
     except KeyboardInterrupt:
         code = 130

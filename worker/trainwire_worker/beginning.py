@@ -147,7 +147,12 @@ class Beginning:
         request = state.prepared.request
         try:
             state.engine = start_engine(
-                state.options, state.prepared.lock.fd, state.timers, state.show_output, self._reports.take
+                state.options,
+                state.prepared.lock.fd,
+                state.timers,
+                state.show_output,
+                self._reports.take,
+                ranks=True,
             )
         except TrainwireError as error:
             state.conclude(failure(error))

@@ -147,7 +147,14 @@ def start_engine(
     timers: Timers,
     show_output: Callable[[bytes], None],
     on_report: Callable[[AnyReport], None],
+    *,
+    ranks: bool = False,
 ) -> EngineSession:
-    """Start the engine that the arguments name. Raises EngineUnavailable."""
-    command = engine_command(options.engine, options.script)
+    """Start the engine that the arguments name, with `ranks` on as many as they say. Raises EngineUnavailable."""
+    if ranks and (options.ranks > 1 or options.hostfile is not None):
+        from .launch import command as launch_command
+
+        command = launch_command(options.ranks, options.hostfile, options.backend, options.rank_timeout)
+    else:
+        command = engine_command(options.engine, options.script)
     return EngineSession(command, lock_fd, timers, show_output, on_report, options.exit_grace)

@@ -9,6 +9,9 @@ import msgspec
 
 from trainwire_protocol.limits import MAX_LINE_OUT, MIN_LINE_OUT
 
+BACKENDS = ("ring", "nccl", "jaccl", "jaccl-ring")
+"""MLX's ways to add up over ranks that the launcher knows how to set up."""
+
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The parsed arguments. Times are in seconds."""
@@ -31,6 +34,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     script: Path | None = None
     restarts: int = 0
     tracker: list[str] = []
+    ranks: int = 1
+    hostfile: Path | None = None
+    backend: str | None = None
+    rank_timeout: float = 30.0
     heartbeat: float = 5.0
     max_line: int = MAX_LINE_OUT
     backpressure: str = "drop"
@@ -67,6 +74,20 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 0:
         raise ValueError(text)
+    return value
+
+
+def _ranks(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 4096:
+        raise ValueError(text)
+    return value
+
+
+def _timeout(text: str) -> float:
+    value = _seconds(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1 second")
     return value
 
 
@@ -109,6 +130,10 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("--script", type=Path, metavar="FILE", help="script of the fake engine")
     add("--restarts", type=_count, default=0, metavar="N", help="restart a dead engine from its checkpoint N times")
     add("--tracker", action="append", metavar="NAME", help="tensorboard, wandb or package.module:Class; repeatable")
+    add("--ranks", type=_ranks, default=1, metavar="N", help="train with N processes on this machine")
+    add("--hostfile", type=Path, metavar="FILE", help="train on the hosts of this file (MLX's format), over ssh")
+    add("--backend", choices=BACKENDS, help="how ranks compute sums; default: nccl with a GPU for each, else ring")
+    add("--rank-timeout", type=_timeout, default=30.0, metavar="S", help="a rank that is silent for so long is lost")
     add("--heartbeat", type=_seconds, default=5.0, metavar="S", help="seconds of silence before a heartbeat; 0: none")
     add("--max-line", type=_line_bytes, default=MAX_LINE_OUT, metavar="BYTES", help="longest printed line")
     add("--backpressure", choices=("drop", "block"), default="drop", help="block: wait for the reader of stdout")
@@ -149,7 +174,13 @@ def parse(arguments: list[str], environment: dict[str, str]) -> Options:
 
         if problem := problem_with(name):
             refuse(f"--tracker: {problem}")
-    for key in ("script", "root"):
+    if values["hostfile"] is not None and values["ranks"] != 1:
+        refuse("--ranks counts processes on this machine; --hostfile names the hosts")
+    if (values["hostfile"] is not None or values["ranks"] != 1) and values["engine"] == "fake":
+        refuse("--ranks and --hostfile need the real engine")
+    if values["hostfile"] is not None and not values["hostfile"].is_file():
+        refuse(f"--hostfile: there is no file {values['hostfile']}")
+    for key in ("script", "root", "hostfile"):
         if values[key] is not None:
             values[key] = values[key].absolute()
     return Options(**values)

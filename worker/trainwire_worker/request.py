@@ -102,6 +102,10 @@ def _same_options(options: Options, linger: bool) -> list[str]:
         words += ["--blas", options.blas]
     for name in options.tracker:
         words += ["--tracker", name]
+    if options.ranks != 1:
+        words += ["--ranks", str(options.ranks)]
+    if options.hostfile is not None:
+        words += ["--hostfile", str(options.hostfile)]
     flags = {"offline": options.offline, "trust-remote-code": options.trust_remote_code, "linger": linger}
     return words + [f"--{name}" for name, on in flags.items() if on]
 

@@ -190,7 +190,7 @@ class Run:
 
     def _engine_left(self, departure: Departure) -> None:
         state, finished, failed = self.state, departure.finished, departure.failed
-        if failed is not None:
+        if failed is not None and failed.code != EngineDied.code:
             error = from_code(failed.code, failed.message, hint=failed.hint, **(failed.details or {}))
             state.conclude(failure(error), checkpoint=failed.checkpoint)
         elif finished is not None and finished.outcome == "completed":
@@ -200,13 +200,17 @@ class Run:
             state.conclude(state.ending, finished.step, finished.checkpoint)
         elif self._killed and state.ending is not None:
             state.conclude(state.ending)
+        elif failed is not None:
+            # One of several ranks died, and another one says so.
+            found = {"stderr": departure.printed, "checkpoint": failed.checkpoint, **(failed.details or {})}
+            self._engine_died(EngineDied(failed.message, hint=failed.hint, **found), failed.checkpoint)
         else:
             self._engine_died(departure.as_error(state.snapshot.last_checkpoint))
 
-    def _engine_died(self, error: EngineDied) -> None:
+    def _engine_died(self, error: EngineDied, checkpoint: str | None = None) -> None:
         state = self.state
         if state.ending is not None or self._restarts >= state.options.restarts:
-            state.conclude(failure(error))
+            state.conclude(failure(error), checkpoint=checkpoint)
             return
         self._restarts += 1
         message = f"{error.message} Restart {self._restarts} of {state.options.restarts}."

@@ -1,0 +1,220 @@
+"""What ranks say to each other beside the collectives: small messages over TCP, and who is still there.
+
+Rank 0 is connected with every other rank. A thread on each rank receives, gives signs of life and watches for
+theirs, so a rank that died, stands still or was cut off is named whatever the other ranks wait in. A wait for a
+message costs nothing, where MLX's backends would keep a core busy: a pause may last for days.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from trainwire_protocol.channel import Frames
+from trainwire_protocol.errors import EngineDied, TrainwireError, from_code
+
+COMPILING = 10
+"""So many times longer may a rank take that has not made an update yet: kernels are compiled in it."""
+Message = list[Any]
+
+
+class Inbox:
+    """Messages of one rank in their order; one thread puts them in, another waits for them."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._arrived = threading.Condition()
+
+    def put(self, message: Message) -> None:
+        """Add one."""
+        with self._arrived:
+            self._messages.append(message)
+            self._arrived.notify()
+
+    def get(self) -> Message:
+        """Wait for the next one."""
+        with self._arrived:
+            while not self._messages:
+                self._arrived.wait()
+            return self._messages.popleft()
+
+    def holds(self, word: str) -> bool:
+        """Whether a message with this word waits."""
+        with self._arrived:
+            return any(message[0] == word for message in self._messages)
+
+
+@dataclass
+class Peer:
+    """The other end of a connection, as last heard: `ticks` counts its work, `idle` says that it waits."""
+
+    rank: int
+    socket: socket.socket
+    frames: Frames = field(default_factory=Frames)
+    inbox: Inbox = field(default_factory=Inbox)
+    heard: float = field(default_factory=time.monotonic)
+    ticks: int = -1
+    idle: bool = False
+    moved: float = field(default_factory=time.monotonic)
+
+
+class Hub:
+    """The connections of one rank. `on_lost` is called in the watching thread and does not return.
+
+    The main thread marks where it only waits (`waiting`): there it can hold nothing half done, and when a rank is
+    lost meanwhile the watching thread takes over. Elsewhere the loss is raised at the next wait.
+    """
+
+    def __init__(self, rank: int, connections: dict[int, socket.socket], timeout: float) -> None:
+        self.rank = rank
+        self.peers = {other: Peer(other, connection) for other, connection in connections.items()}
+        self.on_lost: Callable[[TrainwireError], None] = lambda error: None
+        self.lost: TrainwireError | None = None
+        self.ticks = 0
+        self.updates = 0
+        self._timeout = timeout
+        self._needs_others = False
+        self._idle = False
+        self._since = time.monotonic()
+        self._mutex = threading.Lock()
+        self._sending = threading.Lock()
+        self._handled = threading.Event()
+        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+
+    # The main thread's side
+
+    @contextlib.contextmanager
+    def waiting(self, *, for_others: bool = True) -> Iterator[None]:
+        """Mark a wait: for other ranks, whose delay counts, or for a person. Raises what a lost rank ends with."""
+        with self._mutex:
+            self.check()
+            self._idle, self._needs_others, self._since = True, for_others, time.monotonic()
+        try:
+            yield
+        finally:
+            with self._mutex:
+                taken_over = self.lost is not None
+                self._idle = self._needs_others = False
+                self.ticks += 1
+            if taken_over:
+                threading.Event().wait()
+
+    def check(self) -> None:
+        """Raise what a lost rank ends the run with."""
+        if self.lost is not None:
+            self._handled.set()
+            raise self.lost
+
+    def verdict(self, error: Exception) -> Exception:
+        """Name the rank behind a failed collective: the connection's end is seen a moment before or after."""
+        self._handled.set()
+        if isinstance(error, RuntimeError) and "peer" in str(error):
+            deadline = time.monotonic() + self._timeout
+            while self.lost is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return self.lost or EngineDied("The connection between the ranks broke.")
+        return self.lost or error
+
+    def send(self, *message: Any, to: int | None = None) -> None:
+        """Send to one rank, or to all that are connected; a rank that is gone is noticed by the watch."""
+        body = msgspec.msgpack.encode(message)
+        for peer in self.peers.values():
+            if to in (None, peer.rank):
+                with self._sending, contextlib.suppress(OSError):
+                    peer.socket.sendall(struct.pack(">I", len(body)) + body)
+
+    def take(self, rank: int) -> Message:
+        """Wait for the next message of a rank."""
+        with self.waiting():
+            return self.peers[rank].inbox.get()
+
+    def close(self) -> None:
+        """Tell the others that the run is over here, and let go."""
+        self.on_lost = lambda error: None
+        self.send("leave")
+        for peer in self.peers.values():
+            with contextlib.suppress(OSError):
+                peer.socket.shutdown(socket.SHUT_WR)
+
+    # The watching thread
+
+    def _watch(self) -> None:
+        interval = min(1.0, self._timeout / 5)
+        due = 0.0
+        while True:
+            now = time.monotonic()
+            if now >= due:
+                due = now + interval
+                self.send("beat", self.ticks, self._idle)
+                self._judge(now)
+            readable = [peer.socket for peer in self.peers.values()]
+            for ready in select.select(readable, [], [], max(0.0, due - time.monotonic()))[0]:
+                self._receive(next(peer for peer in self.peers.values() if peer.socket is ready))
+
+    def _receive(self, peer: Peer) -> None:
+        try:
+            data = peer.socket.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            del self.peers[peer.rank]
+            self._lose(EngineDied(f"Rank {peer.rank} died.", rank=peer.rank))
+            return
+        peer.heard = time.monotonic()
+        for frame in peer.frames.feed(data):
+            message = msgspec.msgpack.decode(frame)
+            match message:
+                case ["beat", ticks, idle]:
+                    if (ticks, idle) != (peer.ticks, peer.idle):
+                        peer.ticks, peer.idle, peer.moved = ticks, idle, peer.heard
+                case ["leave"] if self.rank:
+                    # Rank 0 has saved whatever is to be saved.
+                    os._exit(0)
+                case ["failed", code, text, details, hint]:
+                    self._lose(
+                        from_code(code, f"Rank {peer.rank}: {text}", hint=hint, **(details | {"rank": peer.rank}))
+                    )
+                case _:
+                    peer.inbox.put(message)
+
+    def _judge(self, now: float) -> None:
+        """Find a rank that is silent, or that others wait for in vain."""
+        limit = self._timeout if self.updates else self._timeout * COMPILING
+        for peer in list(self.peers.values()):
+            if now - peer.heard > self._timeout:
+                words = f"Rank {peer.rank} has given no sign of life for {self._timeout:g} s."
+                self._lose(EngineDied(words, hint=_SILENT, rank=peer.rank, silent=True))
+            waited = min(now - self._since, now - peer.moved)
+            if self.rank == 0 and self._needs_others and not peer.idle and waited > limit:
+                words = f"Rank {peer.rank} hangs: the others have waited for it for {limit:g} s."
+                self._lose(EngineDied(words, hint=_SLOW, rank=peer.rank))
+        stuck = bool(self.peers) and all(peer.idle for peer in self.peers.values())
+        if self.rank == 0 and self._needs_others and stuck and now - self._since > self._timeout * COMPILING:
+            self._lose(EngineDied(f"The ranks have waited for each other for {now - self._since:.0f} s.", hint=_CUT))
+
+    def _lose(self, error: TrainwireError) -> None:
+        with self._mutex:
+            if self.lost is not None:
+                return
+            self.lost = error
+            mine = self._idle
+        # Where it is at work the main thread comes to its next wait, ends the run there and leaves; or it hangs.
+        if mine or not self._handled.wait(self._timeout):
+            self.on_lost(error)
+        threading.Event().wait()
+
+
+_SILENT = "Its process stands still, or the network between the hosts is cut."
+_SLOW = "If it is only slow, raise --rank-timeout."
+_CUT = "The connection that the backend made between them is cut, or slower than the gradients need."
