@@ -1,0 +1,147 @@
+"""Who is there and who is not, told from what comes over the connections alone."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from trainwire_engine.hub import Hub
+from trainwire_protocol.channel import Frames
+from trainwire_protocol.errors import OutOfMemory, TrainwireError
+
+SHORT = 0.3
+
+
+class Other:
+    """The far end of a connection, in the test's hand."""
+
+    def __init__(self) -> None:
+        self.socket, self.theirs = socket.socketpair()
+        self._beating = threading.Event()
+
+    def send(self, *message: Any) -> None:
+        body = msgspec.msgpack.encode(message)
+        self.socket.sendall(struct.pack(">I", len(body)) + body)
+
+    def beat(self, ticks: int, *, idle: bool) -> None:
+        """Give signs of life from now on that never change."""
+
+        def go_on() -> None:
+            while not self._beating.wait(SHORT / 10):
+                try:
+                    self.send("beat", ticks, idle)
+                except OSError:
+                    return
+
+        threading.Thread(target=go_on, daemon=True).start()
+
+    def wait_until_it_waits(self) -> None:
+        """Take signs of life until one says that the main thread there waits."""
+        frames = Frames()
+        while True:
+            for frame in frames.feed(self.socket.recv(4096)):
+                if msgspec.msgpack.decode(frame)[2]:
+                    return
+
+    def close(self) -> None:
+        self._beating.set()
+        self.socket.close()
+
+
+@pytest.fixture
+def other() -> Iterator[Other]:
+    end = Other()
+    yield end
+    end.close()
+
+
+def lost(hub: Hub, *, waits: bool = True, then: Callable[[], None] = lambda: None) -> TrainwireError:
+    """Let the hub's main thread wait for the others, do something, and give what the watch finds."""
+    found: queue.Queue[TrainwireError] = queue.Queue()
+    hub.on_lost = found.put
+    if waits:
+        threading.Thread(target=lambda: hub.take(1), daemon=True).start()
+    then()
+    return found.get(timeout=20)
+
+
+def test_a_closed_connection_is_a_death(other: Other) -> None:
+    def close() -> None:
+        other.wait_until_it_waits()
+        other.socket.shutdown(socket.SHUT_RDWR)
+
+    error = lost(Hub(0, {1: other.theirs}, 5), then=close)
+    assert (error.message, error.details) == ("Rank 1 died.", {"rank": 1})
+
+
+def test_silence_is_noticed_after_the_timeout(other: Other) -> None:
+    error = lost(Hub(0, {1: other.theirs}, SHORT))
+    assert error.message == f"Rank 1 has given no sign of life for {SHORT:g} s."
+
+
+def test_a_rank_that_lives_but_does_not_come_hangs(other: Other) -> None:
+    other.beat(7, idle=False)
+    hub = Hub(0, {1: other.theirs}, SHORT)
+    hub.updates = 1
+    assert lost(hub).message.startswith("Rank 1 hangs")
+
+
+def test_ranks_that_all_wait_are_not_connected_any_more(other: Other) -> None:
+    other.beat(7, idle=True)
+    hub = Hub(0, {1: other.theirs}, SHORT)
+    hub.updates = 1
+    assert lost(hub).message.startswith("The ranks have waited for each other")
+
+
+def test_an_error_of_another_rank_keeps_its_code(other: Other) -> None:
+    def fail() -> None:
+        other.wait_until_it_waits()
+        other.send("failed", "out_of_memory", "The memory does not suffice.", {"bytes": 1}, "Lower it.")
+
+    error = lost(Hub(0, {1: other.theirs}, 5), then=fail)
+    assert isinstance(error, OutOfMemory)
+    assert (error.message, error.hint) == ("Rank 1: The memory does not suffice.", "Lower it.")
+    assert error.details == {"bytes": 1, "rank": 1}
+
+
+def test_a_main_thread_at_work_ends_the_run_itself_at_its_next_wait(other: Other) -> None:
+    hub = Hub(0, {1: other.theirs}, 5)
+    called: list[TrainwireError] = []
+    hub.on_lost = called.append
+    other.socket.shutdown(socket.SHUT_RDWR)
+    while hub.lost is None:
+        pass
+    with pytest.raises(TrainwireError, match=r"Rank 1 died\."):
+        hub.take(1)
+    assert called == []
+
+
+def test_a_main_thread_that_never_comes_is_not_waited_for(other: Other) -> None:
+    hub = Hub(0, {1: other.theirs}, SHORT)
+    other.socket.shutdown(socket.SHUT_RDWR)
+    assert lost(hub, waits=False).message == "Rank 1 died."
+
+
+def test_messages_arrive_in_their_order_and_an_abandoned_one_is_seen_ahead(other: Other) -> None:
+    hub = Hub(1, {0: other.theirs}, 5)
+    other.send("set", {"eval_every": 3})
+    other.send("abandon")
+    assert hub.take(0) == ["set", {"eval_every": 3}]
+    assert hub.take(0) == ["abandon"]
+    assert not hub.peers[0].inbox.holds("abandon")
+
+
+def test_signs_of_life_go_out_while_the_main_thread_does_something_else(other: Other) -> None:
+    Hub(0, {1: other.theirs}, SHORT)
+    frames, beats = Frames(), 0
+    while beats < 3:
+        for frame in frames.feed(other.socket.recv(4096)):
+            assert msgspec.msgpack.decode(frame) == ["beat", 0, False]
+            beats += 1

@@ -1,0 +1,129 @@
+"""What two ranks agree on, without processes and without a backend."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainwire_engine.hub import Hub
+from trainwire_engine.ranks import Alone, Team, backend
+from trainwire_protocol.errors import DatasetInvalid
+
+
+def team(rank: int, size: int, hub: Any = None) -> Team:
+    group: Any = SimpleNamespace(rank=lambda: rank, size=lambda: size)
+    return Team(group, hub)
+
+
+@pytest.fixture
+def pair() -> tuple[Team, Team]:
+    near, far = socket.socketpair()
+    return team(0, 2, Hub(0, {1: near}, 20)), team(1, 2, Hub(1, {0: far}, 20))
+
+
+def both(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
+    """Let both ranks do their part at once."""
+    results: list[Any] = []
+    other = threading.Thread(target=lambda: results.append(second()), daemon=True)
+    other.start()
+    mine = first()
+    other.join(20)
+    return mine, results[0]
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_every_row_has_one_rank_and_the_ranks_have_about_as_much_to_do(size: int) -> None:
+    draw = np.random.default_rng(size)
+    dataset = SimpleNamespace(lengths=draw.integers(5, 500, size=400))
+    rows = [int(row) for row in draw.permutation(400)[:64]]
+    shares = [team(rank, size).share(rows, dataset) for rank in range(size)]
+    assert sorted(row for share in shares for row in share) == sorted(rows)
+    loads = [sum(int(dataset.lengths[row]) for row in share) for share in shares]
+    assert max(loads) < 1.03 * sum(loads) / size
+
+
+def test_an_update_with_fewer_rows_than_ranks_leaves_ranks_without_one() -> None:
+    dataset = SimpleNamespace(lengths=np.array([9, 4, 7]))
+    assert [team(rank, 4).share([2, 0], dataset) for rank in range(4)] == [[0], [2], [], []]
+    assert Alone().share([2, 0], dataset) == [2, 0]
+
+
+def test_the_sums_of_an_evaluation_come_together_in_the_order_of_its_batches(pair: tuple[Team, Team]) -> None:
+    first, second = pair
+    own, others = [(0, 1.5, 2.0, 3), (3, 0.1, 0.0, 1)], [(1, 0.7, 1.0, 2), (2, 0.25, 0.0, 4)]
+    merged = both(lambda: first.merge(own), lambda: second.merge(others))
+    assert merged[0] == merged[1] == sorted([*own, *others])
+
+
+def test_an_evaluation_that_is_given_up_has_no_result_on_any_rank(pair: tuple[Team, Team]) -> None:
+    first, second = pair
+    first.tell("abandon")
+    assert second.merge([(0, 1.0, 1.0, 1)]) is None
+
+
+def test_what_rank_0_tells_is_done_in_its_order_until_it_goes_on(pair: tuple[Team, Team]) -> None:
+    first, second = pair
+    told: list[Any] = []
+    second.handle = told.append
+    first.tell("set", {"eval_every": 5})
+    first.tell("evaluate", 2)
+    first.tell("go")
+    assert second.follow("go") == ["go"]
+    assert told == [["set", {"eval_every": 5}], ["evaluate", 2]]
+
+
+def test_ranks_that_differ_do_not_begin(pair: tuple[Team, Team]) -> None:
+    first, second = pair
+    threading.Thread(target=lambda: second.agree("b", DatasetInvalid("")), daemon=True).start()
+    with pytest.raises(DatasetInvalid) as caught:
+        first.agree("a", DatasetInvalid("its data are others."))
+    assert caught.value.message == "Rank 1: its data are others."
+
+
+def test_ranks_that_are_alike_go_on_together_and_take_the_least(pair: tuple[Team, Team]) -> None:
+    first, second = pair
+    assert both(lambda: first.agree("a", DatasetInvalid("")), lambda: second.agree("a", DatasetInvalid(""))) == (
+        None,
+        None,
+    )
+    assert both(lambda: first.least(4096), lambda: second.least(2048)) == (2048, 2048)
+
+
+def test_one_machine_fills_its_cache_once(pair: tuple[Team, Team]) -> None:
+    first, second = pair
+    order: list[int] = []
+
+    def turn(one: Team) -> None:
+        with one.in_turn():
+            order.append(one.rank)
+
+    both(lambda: turn(first), lambda: turn(second))
+    assert order == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({}, None),
+        ({"MLX_RANK": "0", "MLX_HOSTFILE": "ring.json"}, "ring"),
+        ({"MLX_RANK": "0", "MLX_HOSTFILE": ""}, None),
+        ({"MLX_RANK": "1", "NCCL_HOST_IP": "10.0.0.1"}, "nccl"),
+        ({"MLX_RANK": "1", "MLX_JACCL_COORDINATOR": "10.0.0.1:1"}, "jaccl"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpi"),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+    ],
+)
+def test_the_backend_is_the_one_that_the_launcher_speaks_of(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], name: str | None
+) -> None:
+    for key in ("MLX_RANK", "MLX_HOSTFILE", "NCCL_HOST_IP", "MLX_JACCL_COORDINATOR", "OMPI_COMM_WORLD_SIZE"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in variables.items():
+        monkeypatch.setenv(key, value)
+    assert backend() == name
