@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from trainwire_engine.hub import Hub
-from trainwire_engine.ranks import Alone, Team, backend
+from trainwire_engine.meeting import backend
+from trainwire_engine.ranks import Alone, Team
 from trainwire_protocol.errors import DatasetInvalid
 
 
