@@ -24,6 +24,7 @@ set -e
 ip link set lo up
 unshare -n sleep 600 &
 other=$!
+trap 'kill $other' EXIT
 while [ "$(readlink /proc/$other/ns/net)" = "$(readlink /proc/self/ns/net)" ]; do sleep 0.01; done
 ip link add near type veth peer name far netns $other
 ip address add 10.77.0.1/24 dev near
@@ -35,7 +36,6 @@ echo $other
 read word
 ip link set near down
 read word
-kill $other
 """
 
 
