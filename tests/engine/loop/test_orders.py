@@ -11,6 +11,7 @@ from drive import Engine
 from scripted import Result, at_step, both, on, play
 from tiny import CHAT_TEMPLATE
 
+from trainwire_engine import reports
 from trainwire_protocol import channel as ch
 from trainwire_protocol import events as ev
 from trainwire_protocol.rundir import defect, read_manifest
@@ -324,6 +325,36 @@ def test_an_answer_that_a_pause_interrupts_and_what_is_asked_meanwhile_are_what_
         assert alone is not None
         assert {**mine, "ms": 0} == {**alone, "ms": 0}
     assert together.losses == apart.losses
+
+
+@pytest.mark.parametrize("leave", [False, True], ids=["pause", "stop"])
+def test_prompts_that_are_answered_together_give_way_in_the_middle(
+    config: dict[str, Any], base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: bool
+) -> None:
+    # A sign of life between any two tokens.
+    monkeypatch.setattr(reports, "_SIGN_OF_LIFE", -1.0)
+    prompts = {"prompts": ["what is step 3", "a", "the loss of the run"], "generate_every": 3, "max_steps": 3}
+    settings = {**config, **prompts, "generate_max_tokens": 5}
+    alone = play({**settings, "run_dir": str(tmp_path / "alone")}, base)
+    signs = 0
+
+    def in_the_middle(report: Any) -> tuple[ch.AnyOrder, ...] | None:
+        nonlocal signs
+        signs += isinstance(report, ch.Alive) and report.activity == "generate"
+        # Past the three prompts, before the last token.
+        middle = signs == 6 and isinstance(report, ch.Alive)
+        return (ch.StopOrder(order=4) if leave else ch.PauseOrder(order=4),) if middle else None
+
+    meanwhile = on(ev.Paused, ch.GenerateOrder(order=5, prompt="a", max_tokens=3), ch.ResumeOrder(order=6))
+    result = play(settings, base, both(in_the_middle, meanwhile))
+    if leave:
+        assert (result.of(ev.Generation), result.one(ch.Finished).outcome) == ([], "stopped")
+        again = play(settings, base, resume_from=result.one(ch.Finished).checkpoint)
+        assert again.of(ev.Generation) == alone.of(ev.Generation)
+    else:
+        assert position(result, result.one(ev.Paused)) < position(result, result.of(ev.Generation)[0])
+        assert position(result, result.answer(5)) < position(result, result.of(ev.Generation)[0])
+        assert result.of(ev.Generation) == alone.of(ev.Generation)
 
 
 def test_a_prompt_that_cannot_be_rendered_is_refused(config: dict[str, Any], base: Path) -> None:
