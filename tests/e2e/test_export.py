@@ -16,6 +16,7 @@ from whole import ENVIRONMENT, trainwire, write_config
 
 from trainwire_engine.loading import load_module
 from trainwire_engine.model import Model
+from trainwire_engine.model_card import loss_curve
 
 IDS = [[5, 9, 33, 7, 201, 44, 12, 90]]
 FAMILIES = ("qwen3", "llama", "gemma3_text")
@@ -152,6 +153,27 @@ def test_a_card_says_what_it_is_and_nothing_is_overwritten(base: Path, tmp_path:
     (checkpoint / "adapters.safetensors").write_bytes(b"")
     broken = export(checkpoint, "mlx", tmp_path / "none")
     assert "adapters.safetensors has 0 bytes" in broken.stderr
+
+
+def test_a_cards_curve_is_that_of_the_weights_with_the_evaluations_of_the_run(tmp_path: Path) -> None:
+    events: list[dict[str, object]] = [
+        {"type": "attempt", "attempt": 1},
+        {"type": "step", "step": 1, "loss": 3.0},
+        {"type": "step", "step": 2, "loss": 9.0},
+        {"type": "eval_end", "step": 2, "valid_loss": 9.5},
+        {"type": "attempt", "attempt": 2, "resumed_from_step": 1},
+        {"type": "step", "step": 2, "loss": 2.0},
+        {"type": "eval_end", "step": 2, "valid_loss": 2.5},
+        {"type": "eval_end", "step": 2, "valid_loss": 1.0, "cause": 7},
+        {"type": "step", "step": 3, "loss": None},
+        {"type": "eval_end", "step": 3, "valid_loss": 2.25},
+        {"type": "step", "step": 4, "loss": 1.0},
+    ]
+    lines = [
+        json.dumps({**event, "seq": number, "ts": 0}, separators=(",", ":")) for number, event in enumerate(events, 1)
+    ]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    assert loss_curve(tmp_path, 3) == [(1, 3.0, None), (2, 2.0, 2.5), (3, None, 2.25)]
 
 
 def test_the_engine_of_trainwire_computes_what_mlx_lm_loads(base: Path, tmp_path: Path) -> None:

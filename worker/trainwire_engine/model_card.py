@@ -31,19 +31,31 @@ model = PeftModel.from_pretrained(base, "THIS_FOLDER")
 }
 
 
-def loss_curve(run_dir: Path, up_to_step: int) -> list[tuple[int, float]]:
-    """Give a few (step, loss) points of the current timeline of a run's log, the last one included."""
+def loss_curve(run_dir: Path, up_to_step: int) -> list[tuple[int, float | None, float | None]]:
+    """Give a few (step, loss, validation loss) of the current timeline of a run's log, the last ones included.
+
+    Evaluations by order may be of some rows only, and have no place in it.
+    """
     losses: dict[int, float] = {}
-    for event in read_log(run_dir, ("attempt", "step")):
+    valid: dict[int, float] = {}
+    for event in read_log(run_dir, ("attempt", "step", "eval_end")):
         if event["type"] == "attempt":
             start = event.get("resumed_from_step") or 0
-            losses = {step: loss for step, loss in losses.items() if step <= start}
-        elif event["loss"] is not None and event["step"] <= up_to_step:
+            losses, valid = ({s: loss for s, loss in known.items() if s <= start} for known in (losses, valid))
+        elif event["step"] > up_to_step:
+            continue
+        elif event["type"] == "step" and event["loss"] is not None:
             losses[event["step"]] = event["loss"]
-    steps = sorted(losses)
-    if len(steps) > _POINTS:
-        steps = [steps[round(i * (len(steps) - 1) / (_POINTS - 1))] for i in range(_POINTS)]
-    return [(step, losses[step]) for step in steps]
+        elif event["type"] == "eval_end" and event["valid_loss"] is not None and event.get("cause") is None:
+            valid[event["step"]] = event["valid_loss"]
+    return [(step, losses.get(step), valid.get(step)) for step in sorted({*_some(losses), *_some(valid)})]
+
+
+def _some(points: dict[int, float]) -> list[int]:
+    steps = sorted(points)
+    if len(steps) <= _POINTS:
+        return steps
+    return [steps[round(i * (len(steps) - 1) / (_POINTS - 1))] for i in range(_POINTS)]
 
 
 def model_card(checkpoint: Path, state: dict[str, Any], adapter: dict[str, Any] | None, form: str) -> str:
@@ -66,8 +78,13 @@ def model_card(checkpoint: Path, state: dict[str, Any], adapter: dict[str, Any] 
         lines.append(f"- Adapters: rank {parameters['rank']}, scale {parameters['scale']:g}")
     curve = loss_curve(checkpoint.parent, step)
     if curve:
-        lines += ["", "## Loss", "", "| step | loss |", "|---|---|", *(f"| {s} | {loss:.4f} |" for s, loss in curve)]
+        lines += ["", "## Loss", "", "| step | loss | validation loss |", "|---|---|---|"]
+        lines += [f"| {at} | {_figure(loss)} | {_figure(valid)} |" for at, loss, valid in curve]
     lines += ["", "## How to load it", "", _LOADING[form].replace("BASE_MODEL", str(config.get("model", "BASE_MODEL")))]
     lines += ["", "## Config", "", "| key | value |", "|---|---|"]
     lines += [f"| `{key}` | `{value}` |" for key, value in config.items() if key not in _LEFT_OUT and value is not None]
     return "\n".join(lines) + "\n"
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
