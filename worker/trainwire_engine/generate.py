@@ -125,7 +125,8 @@ def generate_all(
 ) -> Iterator[Completion | None]:
     """Give the greedy answer to each prompt, in order: the answers of `generate`, made several at a time.
 
-    Together are as many as have `room` for all their tokens. Ends with None if `interrupted`, asked between tokens,
+    Rounding may decide otherwise only between two tokens that are equally likely to the last bits. Together are as
+    many as have `room` for all their tokens. Ends with None if `interrupted`, asked between tokens,
     says so. Raises BadParams for an empty prompt.
     """
     rows = [_ids(tokenizer, prompt) for prompt in prompts]
