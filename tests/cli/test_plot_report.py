@@ -116,3 +116,15 @@ def test_the_report_is_one_page_with_all_of_it_and_loads_nothing(run_dir: Path) 
     outside.feed(text)
     assert outside.found == []
     assert not re.search(r"url\((?!#)", text)
+
+
+def test_the_report_names_the_versions_of_the_newest_checkpoint_that_tells_them(tmp_path: Path) -> None:
+    names = ("gone", "broken", "newest", "older")
+    folders = [tmp_path / name for name in names]
+    for folder, text in zip(
+        folders[1:], ("{", '{"versions": {"device": "d", "mlx": "2"}}', '{"versions": {"mlx": "1"}}')
+    ):
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text(text)
+    assert report._versions(folders) == [("mlx", "2")]
+    assert report._versions(folders[:2]) == []

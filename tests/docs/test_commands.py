@@ -29,6 +29,8 @@ NOT_RUN = {
     "npm install": "needs a network",
     "trainwire watch": "a live view, which has tests of its own",
     "nohup": "stays behind",
+    "trainwire run config.toml --ranks": "several processes, which have tests of their own",
+    "trainwire run config.toml --hostfile": "several hosts",
 }
 EXIT = {"trainwire stop": (3,), "tail ": (0, 141)}
 """What is said of a run that is over, and what becomes of a tail whose reader has seen enough."""

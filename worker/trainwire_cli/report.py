@@ -2,6 +2,7 @@
 
 import argparse
 import html
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -94,6 +95,17 @@ def _last_of_each(events: Iterable[Mapping[str, Any]], key: str) -> list[Mapping
     return list({event[key]: event for event in events}.values())
 
 
+def _versions(checkpoints: Iterable[Path]) -> list[tuple[str, Any]]:
+    """Give the versions that the newest checkpoint was made with, by name."""
+    for folder in checkpoints:
+        try:
+            versions = json.loads((folder / "trainer_state.json").read_bytes()).get("versions", {})
+        except (OSError, ValueError):
+            continue
+        return [(name, version) for name, version in versions.items() if name not in ("device", "trainwire")]
+    return []
+
+
 def page(run_dir: Path, overview: Overview) -> str:
     """Write the page. Raises ClientError if the folder holds no run."""
     from .picture import as_svg, draw
@@ -136,6 +148,7 @@ def page(run_dir: Path, overview: Overview) -> str:
     environment += [
         (k.replace("_", " "), f"{init[k]:,}") for k in ("trainable_parameters", "total_parameters") if k in init
     ]
+    environment += _versions([checkpoint.path for checkpoint in checkpoints])
     known = ((_text(key), _text(value)) for key, value in environment if value is not None)
     parts.append(f"<h2>Environment</h2>{_table((), known)}")
     config = init.get("config") or {}
