@@ -194,6 +194,27 @@ def test_the_end_of_a_pipe_shows_a_run_to_its_end(tmp_path: Path) -> None:
     assert "20/20" in view.text
 
 
+@pytest.mark.parametrize("piped", [False, True], ids=["of another shell", "of a pipe"])
+def test_a_worker_that_is_killed_is_shown_as_dead(waiting: Path, piped: bool) -> None:
+    (waiting / "script.json").write_text(json.dumps({"acts": [{"do": "await_order", "step": 3}]}))
+    with subprocess.Popen(
+        run_command(waiting), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=ENVIRONMENT
+    ) as other:
+        assert other.stdout is not None
+        assert any(b'"type":"step"' in line and b'"step":2' in line for line in other.stdout)
+        watch = f"{sys.executable} -m trainwire_cli watch"
+        piped_into = f"tail -f --pid={other.pid} -n +1 {waiting}/runs/c/events.jsonl | {watch}"
+        view = Terminal(["bash", "-c", piped_into] if piped else [*watch.split(), str(waiting / "runs/c")])
+        view.read_until(lambda text: "2/20" in text)
+        other.kill()
+        other.wait()
+        view.read_until(lambda text: "died" in text)
+        assert view.close() == 1
+    last = view.text[view.text.rindex("died") :]
+    assert "without an end line" in last
+    assert "leave" not in last
+
+
 def test_without_a_terminal_it_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "trainwire_cli", "watch", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=30)

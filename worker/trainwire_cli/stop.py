@@ -18,7 +18,8 @@ def run(words: list[str]) -> int:
     chosen = parser.parse_args(words)
     overview = look_at(chosen.run_dir.absolute())
     if overview is None or not overview.alive:
-        what = "holds no run" if overview is None else f"has no living worker: it is {overview.state}"
+        state = "" if overview is None else overview.state.replace("died", "dead")
+        what = "holds no run" if overview is None else f"has no living worker: it is {state}"
         print(f"trainwire: {chosen.run_dir} {what}.", file=sys.stderr)
         return 3
     try:

@@ -36,7 +36,7 @@ class Watch:
         self._remark = ""
 
     def show(self) -> int:
-        """Show the run; 0 when it has ended well or the view was left, else the run's exit code."""
+        """Show the run; 0 when it has ended well or the view was left, the run's exit code, or 1 if its worker died."""
         from rich.console import Console
         from rich.live import Live
 
@@ -55,15 +55,18 @@ class Watch:
                 for key in pressed(_REFRESH):
                     self._press(key)
             redraw()
-        end = self._state.end
-        return end.exit_code if end is not None else 0
+        if self._state.end is not None:
+            return self._state.end.exit_code
+        return 0 if self._left else 1
 
     def _follow(self) -> None:
         try:
             for event in self._events:
                 self._state.observe(event)
+            if self._state.end is None and not self._left:
+                self._state.lose("The events end without an end line: the worker was killed.")
         except ClientError as error:
-            self._state.notices.append(("error", str(error)))
+            self._state.lose(str(error))
         finally:
             self._over.set()
 
@@ -110,8 +113,8 @@ class Watch:
             peak = float(f"{state.peak * (1 / _FASTER if key == '-' else _FASTER):.4g}")
             self._do(f"learning rate {peak:g}", lambda: run.set(learning_rate=peak))
         elif key == "d" and isinstance(run, Run):
-            run.detach()
             self._left = True
+            run.detach()
         elif key == "q":
             self._left = True
 

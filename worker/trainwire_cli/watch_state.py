@@ -78,6 +78,11 @@ class WatchState:
         else:
             self._observe_rest(event)
 
+    def lose(self, why: str) -> None:
+        """Take notice that no more will come, though the run has not ended."""
+        self.phase, self.activity = "died", "none"
+        self.notices.append(("error", why))
+
     def _observe_rest(self, event: Any) -> None:
         if isinstance(event, Checkpoint):
             self.checkpoint = event

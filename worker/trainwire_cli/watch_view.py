@@ -11,7 +11,14 @@ from .terminal_time import as_clock
 from .watch_state import WatchState
 
 _LEVELS = {"error": "bold red", "warn": "yellow", "info": "", "debug": "dim"}
-_PHASES = {"running": "green", "paused": "yellow", "pausing": "yellow", "stopping": "yellow", "ended": "bold"}
+_PHASES = {
+    "running": "green",
+    "paused": "yellow",
+    "pausing": "yellow",
+    "stopping": "yellow",
+    "ended": "bold",
+    "died": "red",
+}
 
 
 def _megabytes(size: int) -> str:
@@ -141,7 +148,7 @@ def draw(state: WatchState, width: int, height: int, keys: str, remark: str) -> 
         parts.append(_notices(state, notices))
     if state.end is not None:
         parts.append(Text(state.end.checkpoint or "no checkpoint", style="dim"))
-    else:
+    elif state.phase != "died":
         parts.append(Text(keys, style="dim", no_wrap=True, overflow="ellipsis"))
     if remark:
         parts.append(Text(remark, style="cyan", no_wrap=True, overflow="ellipsis"))
