@@ -16,6 +16,10 @@ from worker_driver import Spawn, Worker, is_gone, killed_at_the_end, read_log, w
 LONG = {"max_steps": 100_000}
 
 
+HANGING = {"acts": [{"do": "log", "step": 3, "message": "hanging"}, {"do": "hang", "step": 3}]}
+"""A script whose engine says that it hangs, and looks at its channel no more."""
+
+
 def refused(worker: Worker, code: str, status: int = 3) -> dict[str, Any]:
     """Check a run that was refused, and give the error."""
     end = worker.finish()
@@ -84,8 +88,8 @@ def test_an_orphan_that_still_saves_is_waited_for(run: Spawn) -> None:
 
 
 def test_an_orphan_that_does_not_leave_makes_the_folder_busy(run: Spawn) -> None:
-    first = run(script={"acts": [{"do": "hang", "step": 3}]}, config=LONG)
-    first.wait("step", step=2)
+    first = run(script=HANGING, config=LONG)
+    first.wait("log", message="hanging")
     engine = first.engine_pid()
     with killed_at_the_end(lambda: engine):
         first.process.kill()
@@ -95,8 +99,8 @@ def test_an_orphan_that_does_not_leave_makes_the_folder_busy(run: Spawn) -> None
 
 
 def test_a_signal_ends_the_wait_for_an_orphan(run: Spawn) -> None:
-    first = run(script={"acts": [{"do": "hang", "step": 3}]}, config=LONG)
-    first.wait("step", step=2)
+    first = run(script=HANGING, config=LONG)
+    first.wait("log", message="hanging")
     engine = first.engine_pid()
     with killed_at_the_end(lambda: engine):
         first.process.kill()

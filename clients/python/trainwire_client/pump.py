@@ -39,6 +39,7 @@ class Pump:
         self._lock = threading.Lock()
         self._outgoing: deque[memoryview] = deque()
         self._write_open, self._close_wanted, self._stop_wanted, self._released = True, False, False, False
+        self._reading = True
         self._wake_read, self._wake_write = os.pipe()
         self._selector = selectors.DefaultSelector()
         for fd in {
@@ -117,8 +118,12 @@ class Pump:
                 return
             watched = self._write_fd in self._selector.get_map()
             if self._write_fd == self._read_fd:
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
-                self._selector.modify(self._write_fd, events)
+                # A socket whose other side says no more is not read any more, but may still be written to.
+                self._forget(self._write_fd)
+                events = selectors.EVENT_READ if self._reading else 0
+                events |= selectors.EVENT_WRITE if self._outgoing else 0
+                if events:
+                    self._selector.register(self._write_fd, events)
             elif self._outgoing and not watched:
                 self._selector.register(self._write_fd, selectors.EVENT_WRITE)
             elif watched and not self._outgoing:
@@ -165,9 +170,9 @@ class Pump:
             self._on_closed()
 
     def _watch(self) -> None:
-        reading, next_look = True, 0.0
+        next_look = 0.0
         while not self._stop_wanted:
-            for key, events in self._selector.select(_TICK if reading else _QUICK_TICK):
+            for key, events in self._selector.select(_TICK if self._reading else _QUICK_TICK):
                 if key.fd == self._wake_read:
                     self._drain(key.fd, lambda data: None, all_of_it=True)
                     self._serve_write()
@@ -179,11 +184,12 @@ class Pump:
                         self._serve_write()
                     if events & selectors.EVENT_READ and not self._drain(self._read_fd, self._on_data):
                         self._forget(self._read_fd)
-                        reading, next_look = False, 0.0
+                        self._reading, next_look = False, 0.0
+                        self._serve_write()
             if time.monotonic() >= next_look:
-                if self._over(reading):
+                if self._over(self._reading):
                     return
-                next_look = time.monotonic() + (_TICK if reading else _QUICK_TICK)
+                next_look = time.monotonic() + (_TICK if self._reading else _QUICK_TICK)
 
     def _release(self) -> None:
         with self._lock:
