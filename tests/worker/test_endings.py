@@ -313,3 +313,11 @@ def test_hello_comes_before_anything_slow(serve: Spawn) -> None:
     assert took < 3, f"{took:.3f} s"
     worker.send("stop")
     worker.finish()
+
+
+def test_a_run_that_stops_early_says_so_in_its_last_line(run: Spawn) -> None:
+    script = {"valid_examples": 4, "valid_loss": [1.0, 2.0, 3.0, 4.0, 5.0]}
+    worker = run(script=script, config={"eval_every": 2, "early_stopping_patience": 1})
+    end = worker.finish()
+    assert worker.of("complete")[0]["reason"] == "early_stopping"
+    assert (end["outcome"], end["reason"], end["exit_code"]) == ("completed", "early_stopping", 0)

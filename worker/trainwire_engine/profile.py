@@ -46,7 +46,7 @@ class ProfiledStep(UpdateStep):
         self._made = -1
         self._report = report
         self._left_at = 0.0
-        self._spent = dict.fromkeys(("outside", "graph", "passes", "finish", "forward", "head", "alone"), 0.0)
+        self._spent = dict.fromkeys(("outside", "passes", "finish", "forward", "head", "alone"), 0.0)
         self._tokens = 0
         self._forward = compiled(self._trace_forward)
         self._head = compiled(self._trace_head)
@@ -60,14 +60,14 @@ class ProfiledStep(UpdateStep):
     ) -> UpdateResult:
         """Make an update; see UpdateStep."""
         started = time.perf_counter()
-        inside = self._spent["graph"] + self._spent["passes"]
+        inside = self._spent["passes"]
         if self._measures:
             self._spent["outside"] += started - self._left_at
             self._take_apart(micro_batches, step)
             started = time.perf_counter()
         result = super().__call__(micro_batches, step=step, learning_rate=learning_rate, max_grad_norm=max_grad_norm)
         if self._measures:
-            passes = self._spent["graph"] + self._spent["passes"] - inside
+            passes = self._spent["passes"] - inside
             self._spent["finish"] += time.perf_counter() - started - passes
             self._tokens += result.tokens
         self._made += 1
@@ -81,10 +81,8 @@ class ProfiledStep(UpdateStep):
         started = time.perf_counter()
         sums = super().sums(micro_batches, step)
         if self._measures:
-            made = time.perf_counter()
             mx.eval(sums)
-            self._spent["graph"] += made - started
-            self._spent["passes"] += time.perf_counter() - made
+            self._spent["passes"] += time.perf_counter() - started
         return sums
 
     def _take_apart(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
@@ -121,8 +119,7 @@ class ProfiledStep(UpdateStep):
 
     def _tell(self) -> None:
         spent = {part: seconds * 1000 / self._updates for part, seconds in self._spent.items()}
-        passes = spent["passes"] + spent["graph"]
-        scale = passes / max(spent["alone"], 1e-9)
+        scale = spent["passes"] / max(spent["alone"], 1e-9)
         parts = {
             "forward_ms": spent["forward"] * scale,
             "head_ms": spent["head"] * scale,
@@ -133,11 +130,9 @@ class ProfiledStep(UpdateStep):
         whole = sum(parts.values())
         rate = self._tokens / self._updates / whole * 1000
         words = ", ".join(f"{part[:-3]} {ms:.1f} ms ({ms / whole:.0%})" for part, ms in parts.items())
-        details = {**{part: round(ms, 3) for part, ms in parts.items()}, "graph_ms": round(spent["graph"], 3)}
         self._report(
             "info",
             "profile",
-            f"An update takes {whole:.1f} ms, {rate:,.0f} trained tokens/s: {words}."
-            f" Building its graph takes {spent['graph']:.1f} ms of it.",
-            {"updates": self._updates, **details},
+            f"An update takes {whole:.1f} ms, {rate:,.0f} trained tokens/s: {words}.",
+            {"updates": self._updates, **{part: round(ms, 3) for part, ms in parts.items()}},
         )

@@ -194,7 +194,7 @@ class Run:
             error = from_code(failed.code, failed.message, hint=failed.hint, **(failed.details or {}))
             state.conclude(failure(error), checkpoint=failed.checkpoint)
         elif finished is not None and finished.outcome == "completed":
-            reason = state.ending.reason if state.ending else "finished"
+            reason = state.ending.reason if state.ending else state.snapshot.completed or "finished"
             state.conclude(Ending("completed", reason, 0), finished.step, finished.checkpoint)
         elif finished is not None and state.ending is not None:
             state.conclude(state.ending, finished.step, finished.checkpoint)

@@ -8,6 +8,7 @@ from trainwire_protocol.events import (
     Activity,
     Attempt,
     Checkpoint,
+    Complete,
     EpochStart,
     EvalEnd,
     Event,
@@ -35,6 +36,8 @@ class Snapshot:
         self.resumed_from: str | None = None
         self.metrics: Step | None = None
         self.valid_loss: float | None = None
+        self.completed: str | None = None
+        """Why the run came to its end by itself, once it has."""
 
     def observe(self, event: Event) -> None:
         """Take notice of an event."""
@@ -52,6 +55,8 @@ class Snapshot:
             self.epoch = event.epoch
         elif isinstance(event, EvalEnd):
             self.valid_loss = event.valid_loss
+        elif isinstance(event, Complete):
+            self.completed = event.reason
         elif isinstance(event, Attempt):
             self.run_id, self.attempt = event.run_id, event.attempt
             self.attempt_started = False
