@@ -91,7 +91,7 @@ def slow_step(play: Play) -> None:
 @shows
 def hanging_step(play: Play) -> None:
     engine = play()
-    assert engine.until(events.Step, step=3)
+    assert engine.until(events.Log, message="This update hangs.")
     order = engine.order(ch.PauseOrder)
     engine.channel.settimeout(0.3)
     with pytest.raises(TimeoutError):
