@@ -149,8 +149,9 @@ class Core:
         """Say that nothing more will come: with an `end` line, or for the reason given."""
         self.failure = failure
         self.ended.set()
-        self.delivery.close()
+        # A consumer that has seen the end finds commands closed.
         self.requests.close()
+        self.delivery.close()
 
     def result(self) -> Result:
         """Give the result of a run that has ended; raises why there is none."""
