@@ -16,7 +16,7 @@ ENVIRONMENT = {**os.environ, "PYTHONSAFEPATH": "1"}
 
 def trainwire(*words: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "trainwire_cli", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
 
 
 def start(folder: Path, script: dict[str, object]) -> subprocess.Popen[bytes]:
@@ -66,7 +66,7 @@ def test_stop_waits_for_the_checkpoint_and_names_it(tmp_path: Path) -> None:
     checkpoint = tmp_path / f"runs/c/checkpoint-{step:06d}"
     assert str(checkpoint) in stopped.stdout
     assert (checkpoint / "manifest.json").is_file()
-    process.communicate(timeout=30)
+    process.communicate(timeout=90)
     assert process.returncode == 0
     again = trainwire("stop", tmp_path / "runs/c")
     assert again.returncode == 3
@@ -80,7 +80,7 @@ def test_a_worker_that_was_killed_is_shown_as_dead(running: subprocess.Popen[byt
     lock = json.loads((tmp_path / "runs/c/run.lock").read_bytes())
     os.kill(lock["engine_pid"], 9)
     read_until(running, "end", outcome="failed")
-    running.wait(30)
+    running.wait(90)
     seen = trainwire("status", tmp_path / "runs/c")
     assert seen.returncode == 1
     assert "state       failed" in seen.stdout

@@ -132,7 +132,7 @@ class Terminal:
         self.text += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", data.decode("utf-8", "replace"))
         return bool(data)
 
-    def read_until(self, seen: Callable[[str], bool], seconds: float = 60.0) -> None:
+    def read_until(self, seen: Callable[[str], bool], seconds: float = 90.0) -> None:
         """Read what is drawn until it satisfies."""
         deadline = time.monotonic() + seconds
         while not seen(self.text):
@@ -144,10 +144,10 @@ class Terminal:
 
     def close(self) -> int:
         """Read to the end; the exit status."""
-        while self._more(time.monotonic() + 60.0):
+        while self._more(time.monotonic() + 90.0):
             pass
         os.close(self.master)
-        return self.process.wait(30)
+        return self.process.wait(90)
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_a_worker_that_is_killed_is_shown_as_dead(waiting: Path, piped: bool) ->
 
 def test_without_a_terminal_it_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "trainwire_cli", "watch", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=90)
     assert done.returncode == 2
     assert "needs a terminal" in done.stderr
 

@@ -231,7 +231,7 @@ def test_an_engine_that_is_not_installed_gives_one_sentence(base: Path, tmp_path
     config = write_config(tmp_path / "c.toml", model=str(base / "model"), data=str(base / "chat.jsonl"))
     path = ":".join(str(p) for p in (venv, root / "protocol", root / "worker"))
     command = [sys.executable, "-S", "-m", "trainwire_worker", "run", str(config)]
-    done = subprocess.run(command, capture_output=True, env={"PYTHONPATH": path, "PATH": "/usr/bin"}, timeout=60)
+    done = subprocess.run(command, capture_output=True, env={"PYTHONPATH": path, "PATH": "/usr/bin"}, timeout=120)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     error = next(line for line in lines if line["type"] == "error")
     assert error["code"] == "engine_unavailable"

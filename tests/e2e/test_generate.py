@@ -44,7 +44,7 @@ def trained(base: Path, folder: Path, *words: str, **values: object) -> Session:
 def generate(checkpoint: str, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run `trainwire generate` with the same length as the run's generations."""
     command = [sys.executable, "-m", "trainwire_cli", "generate", checkpoint, "--max-tokens", "16", *words]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
@@ -92,7 +92,7 @@ def test_a_chat_on_a_terminal_goes_on_after_ctrl_c_and_ends_with_ctrl_d(checkpoi
 
     def until(text: bytes) -> None:
         nonlocal seen
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 90
         while text not in seen:
             ready, _, _ = select.select([ours], [], [], deadline - time.monotonic())
             assert ready, seen
@@ -111,7 +111,7 @@ def test_a_chat_on_a_terminal_goes_on_after_ctrl_c_and_ends_with_ctrl_d(checkpoi
                 os.killpg(process.pid, signal.SIGINT)
             until(b"> ")
         os.write(ours, b"\x04")
-        assert process.wait(60) == 0
+        assert process.wait(90) == 0
     finally:
         process.kill()
         process.wait()

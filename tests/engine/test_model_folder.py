@@ -78,12 +78,12 @@ def test_makers_that_run_at_once_make_the_folder_one_time(tmp_path: Path) -> Non
 
     def slow(aside: Path) -> None:
         inside.set()
-        assert go_on.wait(30)
+        assert go_on.wait(90)
         write_weights(aside)
 
     first = threading.Thread(target=lambda: made.append(make_once(tmp_path / "model", "key", slow)))
     first.start()
-    assert inside.wait(30)
+    assert inside.wait(90)
     second = threading.Thread(target=lambda: made.append(make_once(tmp_path / "model", "key", slow)))
     second.start()
     go_on.set()

@@ -15,7 +15,7 @@ import pytest
 from trainwire_protocol import channel as ch
 from trainwire_protocol.config_load import build_config
 
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 90.0
 
 
 class Engine:

@@ -1,5 +1,6 @@
 """The scripted engine answers every order once, after its effect, as the real engine does."""
 
+import signal
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from trainwire_protocol import channel as ch
 from trainwire_protocol import events, rundir
 
-SLOW = {"examples": 4000, "step_ms": 2}
+SLOW = {"examples": 8_000_000, "step_ms": 2}
 
 
 def effect_then_answer(engine: Any, kind: type[Any], order: int) -> tuple[Any, ch.Answer]:
@@ -82,11 +83,14 @@ def test_a_counted_resume_pauses_again_after_that_many_updates(start: Any) -> No
 
 def test_a_plain_resume_lifts_the_count(start: Any) -> None:
     engine = running(start)
-    effect_then_answer(engine, events.Paused, engine.order(ch.PauseOrder))
-    engine.order(ch.ResumeOrder, steps=200)
+    paused, _ = effect_then_answer(engine, events.Paused, engine.order(ch.PauseOrder))
+    # Both are there before the engine takes the first.
+    engine.process.send_signal(signal.SIGSTOP)
+    engine.order(ch.ResumeOrder, steps=100)
     order = engine.order(ch.ResumeOrder)
+    engine.process.send_signal(signal.SIGCONT)
     assert engine.until(ch.Answer, order=order).result["changed"] is True
-    assert engine.until(ch.Finished).outcome == "completed"
+    engine.until(events.Step, step=paused.step + 101)
     assert len([report for report in engine.reports if isinstance(report, events.Paused)]) == 1
 
 
@@ -132,7 +136,7 @@ def test_a_stop_without_save_writes_nothing(start: Any) -> None:
 
 
 def test_a_stop_while_loading_ends_the_run_before_it_began(start: Any) -> None:
-    engine = start({"load_ms": 30_000})
+    engine = start({"load_ms": 600_000})
     begin = engine.begin()
     stop = engine.order(ch.StopOrder)
     rest = engine.rest()

@@ -211,8 +211,8 @@ def kill_the_worker(serve: Spawn, rng: random.Random) -> None:
     worker.process.kill()
     worker.process.wait()
     engine = holder.engine_pid if holder else None
-    wait_until(lambda: lock_holder(worker.run_dir) is None, "nobody holds the lock", seconds=5)
-    wait_until(lambda: engine is None or is_gone(engine), "the engine is gone", seconds=5)
+    wait_until(lambda: lock_holder(worker.run_dir) is None, "nobody holds the lock")
+    wait_until(lambda: engine is None or is_gone(engine), "the engine is gone")
     found, broken = newest_whole_checkpoint(worker.run_dir)
     assert not broken
     again = serve(script={"step_ms": 2}, config=LONG)
@@ -235,7 +235,7 @@ def kill_the_engine(serve: Spawn, rng: random.Random) -> None:
     wait_for_a_moment(worker, rng, ("attempt", "init", "epoch_start", "step", "checkpoint"))
     holder = wait_until(lambda: (h := lock_holder(worker.run_dir)) and h.engine_pid and h, "there is an engine")
     os.kill(holder.engine_pid, signal.SIGKILL)
-    end = worker.finish(seconds=5)
+    end = worker.finish()
     assert (end["reason"], end["exit_code"]) == ("engine_died", 9)
     told = worker.of("checkpoint")
     assert end["checkpoint"] == (told[-1]["path"] if told else None)
@@ -243,7 +243,7 @@ def kill_the_engine(serve: Spawn, rng: random.Random) -> None:
 
 
 def kill_the_parent(serve: Spawn, rng: random.Random) -> None:
-    """Kill a worker's parent: it is missed within five seconds, and the run is saved."""
+    """Kill a worker's parent: it is missed, and the run is saved."""
     worker = serve(config=LONG)
     worker.clean()
     code = PARENT.format(worker.command)
@@ -260,8 +260,8 @@ def kill_the_parent(serve: Spawn, rng: random.Random) -> None:
     parent.wait()
     if rng.random() < 0.5:
         parent.stdin.close()
-    worker.reader.rest(seconds=5)
-    wait_until(lambda: is_gone(pid), "the worker is gone", seconds=5)
+    worker.reader.rest()
+    wait_until(lambda: is_gone(pid), "the worker is gone")
     end = worker.lines[-1]
     assert (end["outcome"], end["exit_code"]) == ("interrupted", 20)
     assert (end["checkpoint"] is not None) is (end["step"] > 0)

@@ -73,8 +73,8 @@ def _lingering(worker: Worker) -> None:
 
 PHASES: dict[str, tuple[Any, set[str], str, dict[str, Any]]] = {
     "idle": (_idle, ALWAYS, "wrong_state", {}),
-    "loading": (_loading, WITH_A_RUN | {"pause"}, "wrong_state", {"load_ms": 60_000}),
-    "preparing": (_preparing, WITH_A_RUN | {"pause"}, "wrong_state", {"tokenize_ms": 60_000}),
+    "loading": (_loading, WITH_A_RUN | {"pause"}, "wrong_state", {"load_ms": 600_000}),
+    "preparing": (_preparing, WITH_A_RUN | {"pause"}, "wrong_state", {"tokenize_ms": 600_000}),
     "running": (_running, TRAINING, "wrong_state", {}),
     "pausing": (_pausing, TRAINING, "wrong_state", {}),
     "paused": (_paused, TRAINING, "wrong_state", {}),
@@ -149,7 +149,7 @@ def test_a_second_pause_and_a_resume_while_running_change_nothing_and_say_no_eve
 
 
 def test_pause_yields_also_in_the_middle_of_an_evaluation(serve: Spawn) -> None:
-    script = {"valid_examples": 8000, "eval_ms": 5}
+    script = {"valid_examples": 800_000, "eval_ms": 5}
     worker = serve(script=script, config=LONG | {"eval_every": 3})
     worker.begin()
     worker.wait("step", step=3)
@@ -160,7 +160,7 @@ def test_pause_yields_also_in_the_middle_of_an_evaluation(serve: Spawn) -> None:
 
 
 def test_a_pause_before_the_first_update_holds_there(serve: Spawn) -> None:
-    worker = serve(script={"load_ms": 100}, config=LONG)
+    worker = serve(script={"acts": [{"do": "await_order", "at": "load"}]}, config=LONG)
     worker.send("start", config=worker.config)
     worker.wait("status", activity="load")
     assert worker.result("pause") == {"step": 0, "changed": True}
@@ -194,7 +194,7 @@ def test_a_plain_resume_lifts_the_count(serve: Spawn) -> None:
     worker = serve(config=LONG)
     worker.begin()
     at = worker.result("pause")["step"]
-    worker.result("resume", steps=1000)
+    worker.result("resume", steps=50_000)
     assert worker.result("resume")["changed"] is True
     worker.wait("step", step=at + 5)
     assert len(worker.of("paused")) == 1
@@ -333,14 +333,14 @@ def test_stop_without_saving_leaves_no_checkpoint(serve: Spawn) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", [{"load_ms": 60_000}, {"acts": [{"do": "hang", "at": "load"}]}], ids=["load", "hang"]
+    "script", [{"load_ms": 600_000}, {"acts": [{"do": "hang", "at": "load"}]}], ids=["load", "hang"]
 )
-def test_stop_before_the_first_update_takes_two_seconds_at_most(serve: Spawn, script: dict[str, Any]) -> None:
+def test_stop_before_the_first_update_does_not_wait_for_the_model(serve: Spawn, script: dict[str, Any]) -> None:
     worker = serve("--stop-grace", "0.2", script=script)
     start = worker.send("start", config=worker.config)
     worker.wait("status", activity="load")
     worker.send("stop")
-    end = worker.finish(seconds=5)
+    end = worker.finish()
     assert (end["outcome"], end["exit_code"]) == ("stopped", 0)
     assert worker.reader.answer(start)["error"]["code"] == "shutting_down"
 
@@ -354,7 +354,7 @@ def test_stop_of_an_idle_worker_ends_it(serve: Spawn) -> None:
 
 
 def test_stop_cuts_an_evaluation_and_a_generation_short_and_both_are_answered(serve: Spawn) -> None:
-    worker = serve(script={"valid_examples": 80_000, "eval_ms": 5, "token_ms": 5}, config=LONG)
+    worker = serve(script={"valid_examples": 800_000, "eval_ms": 5, "token_ms": 5}, config=LONG)
     worker.begin()
     ids = [worker.send("eval"), worker.send("generate", prompt="Hello", max_tokens=100)]
     worker.result("status")

@@ -102,9 +102,8 @@ def test_a_run_line_by_line(run: Spawn) -> None:
     assert {line["message"] for line in loading} == {worker.config["model"]}
     init = worker.of("init")[0]
     assert (init["config"]["numEpochs"], init["config"]["batchSize"]) == (1, 8)
-    assert worker.of("complete") == [
-        {"type": "complete", "totalSteps": 10, "totalTimeSecs": pytest.approx(0.1, rel=50)}
-    ]
+    (complete,) = worker.of("complete")
+    assert (complete["totalSteps"], complete["totalTimeSecs"] >= 0.1) == (10, True)
 
 
 @pytest.mark.parametrize("words", [[], ["--dialect", "native"]])

@@ -119,16 +119,17 @@ def test_a_restart_answers_what_was_open_keeps_a_pause_and_takes_orders_meanwhil
     script = {"load_ms": 30}
     worker = serve("--restarts", "1", script=script, config=LONG | {"max_steps": 100_000})
     worker.begin()
-    worker.wait("step", step=6)
+    worker.wait("checkpoint")
     worker.result("pause")
+    saved = worker.of("checkpoint")[-1]["step"]
     worker.hold_engine()
     open_ = worker.send("checkpoint")
     os.kill(worker.engine_pid(), signal.SIGKILL)
     worker.wait("attempt", attempt=2)
     assert worker.reader.answer(open_)["error"]["code"] == "engine_died"
-    assert worker.wait("paused")["step"] == 5
+    assert worker.wait("paused")["step"] == saved
     assert worker.result("resume")["changed"]
-    worker.wait("step", step=7)
+    worker.wait("step", step=saved + 2)
     worker.send("stop")
     worker.finish()
 
@@ -141,28 +142,28 @@ def test_a_start_that_is_open_is_answered_by_the_attempt_that_gets_through(serve
 
 
 def test_a_stop_during_a_restart_ends_the_run(serve: Spawn) -> None:
-    worker = serve("--restarts", "1", script={"load_ms": 60_000}, config=LONG)
+    worker = serve("--restarts", "1", script={"load_ms": 600_000}, config=LONG)
     worker.send("start", config=worker.config)
     worker.wait("status", activity="load")
     os.kill(worker.engine_pid(), signal.SIGKILL)
     worker.wait("log", code="engine_died")
     worker.send("stop")
-    assert worker.finish(seconds=10)["outcome"] == "stopped"
+    assert worker.finish()["outcome"] == "stopped"
 
 
 def test_an_engine_that_hangs_when_it_leaves_gets_a_bounded_time(run: Spawn) -> None:
     worker = run("--exit-grace", "0.1", script={"acts": [{"do": "hang", "at": "exit"}]}, config=LONG)
-    end = worker.finish(seconds=10)
+    end = worker.finish()
     assert (end["outcome"], end["exit_code"]) == ("completed", 0)
 
 
 def test_an_engine_that_closes_its_channel_and_goes_on_is_ended(run: Spawn) -> None:
-    acts = [{"do": "close_channel", "step": 7}]
+    acts = [{"do": "await_order", "at": "boundary", "step": 6}, {"do": "close_channel", "step": 7}]
     worker = run("--exit-grace", "0.1", script={"acts": acts, "ignore_close": True}, config=LONG | {"max_steps": 10**5})
-    engine = None
     worker.wait("step", step=6)
     engine = worker.engine_pid()
-    end = worker.finish(seconds=10)
+    worker.send("resume")
+    end = worker.finish()
     error = worker.of("error")[0]
     died(end, error)
     assert "did not leave within 0.1 s" in error["message"]
@@ -226,9 +227,10 @@ def test_the_last_steps_of_a_dying_engine_are_not_lost(run: Spawn) -> None:
 
 
 def test_no_process_is_left_behind(run: Spawn) -> None:
-    worker = run(config=LONG)
+    worker = run(config={"max_steps": 100_000})
     worker.wait("step")
     engine = worker.engine_pid()
     assert engine in children_of(worker.pid)
+    worker.send("stop")
     worker.finish()
     wait_until(lambda: is_gone(engine), "the engine is gone")

@@ -39,7 +39,7 @@ def test_the_end_of_input_under_run_changes_nothing(run: Spawn) -> None:
 
 
 def test_a_pipe_with_a_few_orders_is_done_and_the_run_goes_on(run: Spawn) -> None:
-    worker = run(script={"load_ms": 100}, config={"max_steps": 10})
+    worker = run(script={"acts": [{"do": "await_order", "at": "load"}]}, config={"max_steps": 10})
     worker.wait("status", activity="load")
     worker.raw(b"PAUSE\n")
     worker.wait("paused")
@@ -193,10 +193,12 @@ def test_run_watches_its_parent_only_if_asked_and_then_any_process(run: Spawn) -
 
 
 def test_detach_lets_the_run_outlive_its_front_end_whatever_the_options_say(serve: Spawn) -> None:
-    worker = serve("--on-eof", "stop", config={"max_steps": 40})
+    script = {"acts": [{"do": "await_order", "at": "boundary", "step": 2}]}
+    worker = serve("--on-eof", "stop", script=script, config={"max_steps": 40})
     worker.begin()
     assert worker.result("detach") == {"changed": True}
     assert worker.result("detach") == {"changed": False}
+    worker.send("resume")
     worker.close_input()
     worker.close_output()
     end = ended_in_the_log(worker)
@@ -295,7 +297,7 @@ def test_a_killed_worker_leaves_an_engine_that_saves_and_leaves(serve: Spawn) ->
     engine = worker.engine_pid()
     with killed_at_the_end(lambda: engine):
         worker.process.kill()
-        wait_until(lambda: is_gone(engine), "the engine leaves", seconds=5)
+        wait_until(lambda: is_gone(engine), "the engine leaves")
     saved = sorted(path.name for path in worker.run_dir.glob("checkpoint-*"))
     assert len(saved) == 1
     assert (worker.run_dir / saved[0] / "manifest.json").is_file()

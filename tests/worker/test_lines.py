@@ -151,27 +151,33 @@ def test_a_line_of_a_mebibyte_is_taken_and_a_longer_one_costs_one_error(serve: S
 
 @pytest.mark.parametrize("rest", [b"STOP", b'{"cmd":"stop"}', b'{"cmd":"st', b"\xff"])
 def test_a_last_line_without_a_line_feed_is_answered_and_not_executed(run: Spawn, rest: bytes) -> None:
-    worker = run(config={"max_steps": 30})
+    worker = run(config=LONG)
     worker.wait("step")
     worker.raw(rest)
     worker.close_input()
     assert code_of_next(worker) == "bad_line"
-    assert worker.finish()["outcome"] == "completed"
+    worker.wait("step")
+    worker.process.terminate()
+    assert worker.finish()["reason"] == "signal SIGTERM"
 
 
 @pytest.mark.parametrize("rest", [b"", b"\n", b"  \r\n", b" "])
 def test_an_input_that_ends_in_blanks_is_no_error(run: Spawn, rest: bytes) -> None:
-    worker = run(config={"max_steps": 3})
+    worker = run(config=LONG)
     worker.raw(rest)
     worker.close_input()
+    worker.wait("step")
+    worker.process.terminate()
     worker.finish()
     assert not worker.of("response")
 
 
 def test_a_line_that_is_too_long_at_the_end_of_input_is_answered_once(run: Spawn) -> None:
-    worker = run(config={"max_steps": 3})
+    worker = run(config=LONG)
     worker.raw(b"y" * (LIMIT + 10))
     worker.close_input()
+    worker.wait("response")
+    worker.process.terminate()
     worker.finish()
     assert [line["error"]["code"] for line in worker.of("response")] == ["line_too_long"]
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from worker_driver import LineReader, Spawn, check_line, read_log, wait_until
+from worker_driver import DEADLINE_SECONDS, LineReader, Spawn, check_line, read_log, wait_until
 
 from trainwire_protocol.events import Status
 from trainwire_worker.terminal import Terminal
@@ -138,7 +138,7 @@ class Pty:
         """Read until the text is as wanted."""
         text = b""
         while not until(text.decode("utf-8", "replace")):
-            ready, _, _ = select.select([self.master], [], [], 30)
+            ready, _, _ = select.select([self.master], [], [], DEADLINE_SECONDS)
             assert ready, text[-500:]
             try:
                 data = os.read(self.master, 1 << 16)
@@ -267,7 +267,7 @@ def test_a_background_job_of_an_interactive_shell_trains_on(run: Spawn, tmp_path
     end = read_log(log.parent)[-1]
     assert (end["outcome"], end["step"]) == ("completed", 60)
     os.write(pty.master, b"exit\nexit\n")
-    shell.wait(10)
+    shell.wait(DEADLINE_SECONDS)
     pty.close()
 
 

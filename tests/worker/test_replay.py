@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from worker_driver import Spawn, resident_bytes
+from worker_driver import DEADLINE_SECONDS, Spawn, resident_bytes
 
 LONG = {"max_steps": 100_000}
 
@@ -107,7 +107,7 @@ def test_a_long_replay_to_a_slow_reader_keeps_the_worker_answering_others_and_sm
     controller = worker.controller()
     for _ in range(50):
         controller.result("ping")
-        worker.reader.read_some(time.monotonic() + 10)
+        worker.reader.read_some(time.monotonic() + DEADLINE_SECONDS)
     assert resident_bytes(worker.pid) < before + (8 << 20)
     assert worker.reader.answer("all")["result"]["count"] >= events
     numbers = [line["seq"] for line in worker.lines if line.get("replay")]

@@ -18,6 +18,8 @@ LONG = {"max_steps": 100_000}
 
 HANGING = {"acts": [{"do": "log", "step": 3, "message": "hanging"}, {"do": "hang", "step": 3}]}
 """A script whose engine says that it hangs, and looks at its channel no more."""
+UNTIL_AN_ORDER = {"acts": [{"do": "await_order", "at": "boundary", "step": 7, "attempt": 1}]}
+"""A script whose first engine goes no further than update 7 without an order."""
 
 
 def refused(worker: Worker, code: str, status: int = 3) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def test_a_signal_ends_the_wait_for_an_orphan(run: Spawn) -> None:
         second = run(config=LONG)
         second.wait("log")
         second.process.terminate()
-        assert second.finish(seconds=10)["exit_code"] == 21
+        assert second.finish()["exit_code"] == 21
 
 
 def test_auto_goes_on_from_the_newest_checkpoint_in_the_same_log(run: Spawn) -> None:
@@ -248,7 +250,7 @@ def test_the_folder_of_another_run_is_refused_even_without_a_checkpoint(run: Spa
 
 
 def test_resume_arguments_go_on_with_the_run_whatever_its_config_says(run: Spawn) -> None:
-    worker = run("max_steps=30", "--offline", config={"max_steps": 20, "resume": "never"})
+    worker = run("max_steps=30", "--offline", script=UNTIL_AN_ORDER, config={"max_steps": 20, "resume": "never"})
     worker.wait("checkpoint")
     worker.process.terminate()
     arguments = worker.finish()["resume_args"]
@@ -265,7 +267,7 @@ def test_resume_arguments_go_on_with_the_run_whatever_its_config_says(run: Spawn
 
 
 def test_resume_arguments_of_a_served_run_name_the_copy_of_its_config(serve: Spawn) -> None:
-    worker = serve(config={"max_steps": 30})
+    worker = serve(script=UNTIL_AN_ORDER, config={"max_steps": 30})
     worker.begin()
     worker.send("stop")
     arguments = worker.finish()["resume_args"]

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from worker_driver import Spawn, Worker, is_gone, read_log, resident_bytes, wait_until
+from worker_driver import DEADLINE_SECONDS, Spawn, Worker, is_gone, read_log, resident_bytes, wait_until
 
 
-def unread_run(worker: Worker, seconds: float = 60) -> None:
+def unread_run(worker: Worker) -> None:
     """Wait, without reading anything, until the run has said its last line to the log."""
     path = worker.run_dir / "events.jsonl"
 
@@ -25,7 +25,7 @@ def unread_run(worker: Worker, seconds: float = 60) -> None:
             log.seek(max(0, path.stat().st_size - 2000))
             return b'{"type":"end"' in log.read()
 
-    wait_until(ended, "the run ends", seconds)
+    wait_until(ended, "the run ends")
 
 
 def test_a_reader_that_lags_gets_every_sum_and_the_log_every_update(run: Spawn) -> None:
@@ -52,7 +52,7 @@ def test_a_backlog_of_eight_mebibytes_becomes_a_gap_that_a_replay_fills(serve: S
     worker = serve(script=script, config={"max_steps": 1500, "save_every": 0}, check=lambda raw, limit: json.loads(raw))
     worker.send("start", "start", config=worker.config, linger=True)
     path = worker.run_dir / "events.jsonl"
-    wait_until(lambda: path.exists() and b'"phase":"lingering"' in path.read_bytes()[-3000:], "it lingers", 60)
+    wait_until(lambda: path.exists() and b'"phase":"lingering"' in path.read_bytes()[-3000:], "it lingers")
     assert path.stat().st_size > 11 << 20
     assert worker.reader.answer("start")["ok"], "responses are never dropped"
     gap = worker.wait("gap")
@@ -74,10 +74,10 @@ def test_a_reader_that_never_reads_costs_neither_the_run_nor_memory_nor_the_log(
     path = worker.run_dir / "events.jsonl"
     wait_until(lambda: path.exists() and path.stat().st_size > 300_000, "some hundred updates")
     before = resident_bytes(worker.pid)
-    wait_until(lambda: is_gone(worker.pid) or path.stat().st_size > 4_000_000, "most of the updates", 60)
+    wait_until(lambda: is_gone(worker.pid) or path.stat().st_size > 4_000_000, "most of the updates")
     if not is_gone(worker.pid):
         assert resident_bytes(worker.pid) < before + (3 << 20)
-    assert worker.exit_code(60) == 0
+    assert worker.exit_code() == 0
     logged = read_log(worker.run_dir)
     assert [line["step"] for line in logged if line["type"] == "step"] == list(range(1, 10_001))
     assert logged[-1]["type"] == "end"
@@ -109,7 +109,7 @@ def test_a_client_that_does_not_read_its_responses_is_heard_again_when_it_does(s
     assert sent < 400_000, "it stops reading when 8 MiB of responses are unread"
     assert resident_bytes(worker.pid) < 100 << 20
     while len(worker.lines) < sent:
-        worker.reader.read_some(time.monotonic() + 10)
+        worker.reader.read_some(time.monotonic() + DEADLINE_SECONDS)
     os.set_blocking(worker.process.stdin.fileno(), True)
 
 
@@ -125,7 +125,7 @@ def test_backpressure_block_makes_training_wait_for_the_reader_and_drops_nothing
         sizes.append(path.stat().st_size)
     assert sizes[-1] < 2 << 20, "training waits"
     worker.send("ping", 1)
-    end = worker.finish(seconds=60)
+    end = worker.finish()
     assert end["step"] == 5000
     assert [line["step"] for line in worker.of("step")] == list(range(1, 5001))
     assert not worker.of("gap")

@@ -65,7 +65,7 @@ test('the fake worker plays every action that its page lists', () => {
   assert.deepEqual(listed.sort(), played.sort())
 })
 
-test('the examples of the reference and of the README run as they stand', { skip: withoutWorker, timeout: 120_000 }, () => {
+test('the examples of the reference and of the README run as they stand', { skip: withoutWorker, timeout: 240_000 }, () => {
   const dir = folder()
   fs.mkdirSync(path.join(dir, 'node_modules'))
   fs.symlinkSync(packageFolder, path.join(dir, 'node_modules', 'trainwire'))
@@ -77,7 +77,7 @@ test('the examples of the reference and of the README run as they stand', { skip
   const outputs = [...`${reference}${readme}`.matchAll(/```js\n([\s\S]*?)```/g)].map(([, code], i) => {
     const file = path.join(dir, `example-${i}.mjs`)
     fs.writeFileSync(file, code.replaceAll('/path/to/trainwire', worker))
-    const done = spawnSync(process.execPath, [file], { cwd: dir, encoding: 'utf8', timeout: 60_000 })
+    const done = spawnSync(process.execPath, [file], { cwd: dir, encoding: 'utf8', timeout: 120_000 })
     assert.equal(done.status, 0, `${code}\n${done.stderr}`)
     return done.stdout.trim().split('\n')
   })

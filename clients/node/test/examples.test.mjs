@@ -27,7 +27,7 @@ function prepare(t, config = '', script = {}) {
   return { dir, config: path.join(dir, 'example.toml'), workerArgs: ['--engine', 'fake', '--script', path.join(dir, 'script.json')] }
 }
 
-test('the Electron main process forwards events, takes orders, and stops the run when it quits', { skip, timeout: 60_000 }, async (t) => {
+test('the Electron main process forwards events, takes orders, and stops the run when it quits', { skip, timeout: 180_000 }, async (t) => {
   const { dir, config, workerArgs } = prepare(t)
   const main = spawn(
     process.execPath,
@@ -80,7 +80,7 @@ async function serveRun(t, config, script) {
   return { run, port: server.address().port, url: `http://127.0.0.1:${server.address().port}/` }
 }
 
-test('the browser server refuses other sites, other names and other commands', { skip, timeout: 60_000 }, async (t) => {
+test('the browser server refuses other sites, other names and other commands', { skip, timeout: 180_000 }, async (t) => {
   const { run, url, port } = await serveRun(t)
   await until('the run trains', () => run.step > 0)
   const post = (headers, body = '{"cmd":"pause"}') => fetch(`${url}command`, { method: 'POST', headers, body })
@@ -98,10 +98,10 @@ test('the browser server refuses other sites, other names and other commands', {
   assert.equal((await post({ ...json, origin: `http://127.0.0.1:${port}` })).status, 200)
 })
 
-test('a page that reads nothing lags alone', { skip, timeout: 60_000 }, async (t) => {
+test('a page that reads nothing lags alone', { skip, timeout: 180_000 }, async (t) => {
   const { run, url } = await serveRun(t, '', { step_ms: 0 })
   const sleeper = await fetch(`${url}events`)
-  await until('many steps were done', () => run.step > 3000, 40_000)
+  await until('many steps were done', () => run.step > 3000)
   // The other page gets its snapshot and its events at once.
   const reader = (await fetch(`${url}events`)).body.getReader()
   let text = ''
@@ -112,7 +112,7 @@ test('a page that reads nothing lags alone', { skip, timeout: 60_000 }, async (t
   await sleeper.body.cancel()
 })
 
-test('the server as a command follows a run and leaves it alone', { skip, timeout: 60_000 }, async (t) => {
+test('the server as a command follows a run and leaves it alone', { skip, timeout: 180_000 }, async (t) => {
   const { dir, config, workerArgs } = prepare(t)
   const run = await launch(config, { command: worker, workerArgs })
   t.after(() => run.kill())
@@ -158,7 +158,7 @@ describe('the page in Chromium', { skip: without }, () => {
       return count
     })
 
-  test('it draws the loss, pauses, changes the learning rate, survives a reload, and stops', { timeout: 120_000 }, async (t) => {
+  test('it draws the loss, pauses, changes the learning rate, survives a reload, and stops', { timeout: 180_000 }, async (t) => {
     const { run, url } = await serveRun(t, 'eval_every = 20\n', { valid_examples: 4, loss: { start: 3, end: 0.5, half_life: 30 } })
     const browser = await launchBrowser()
     t.after(() => browser.close())
@@ -206,7 +206,7 @@ describe('the page in Chromium', { skip: without }, () => {
     assert.deepEqual(errors, [])
   })
 
-  test('it fits a phone', { timeout: 120_000 }, async (t) => {
+  test('it fits a phone', { timeout: 180_000 }, async (t) => {
     const { run, url } = await serveRun(t)
     const browser = await launchBrowser()
     t.after(() => browser.close())

@@ -55,7 +55,7 @@ export function exists(pid) {
 }
 
 /** Waits until something holds, and says what did not if it never does. */
-export async function until(what, holds, ms = 20_000) {
+export async function until(what, holds, ms = 90_000) {
   const deadline = Date.now() + ms
   while (!(await holds())) {
     if (Date.now() > deadline) throw new Error(`${what} did not happen within ${ms} ms`)

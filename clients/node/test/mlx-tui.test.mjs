@@ -10,7 +10,7 @@ import { test } from 'node:test'
 import { folder, packageFolder, withoutWorker, worker } from './helpers.mjs'
 
 const script = path.join(packageFolder, 'mlx-tui.mjs')
-const REAL = { skip: withoutWorker, timeout: 60_000 }
+const REAL = { skip: withoutWorker, timeout: 120_000 }
 
 function config(t, lines = '') {
   const dir = folder()
@@ -42,11 +42,14 @@ test('the TUI gets its own dialect over the inherited stdout, and exit code 0', 
 
 test('STOP ends the run, and --resume goes on with it', REAL, async (t) => {
   const file = config(t)
-  const child = spawn(process.execPath, [script, file, 'max_steps=400', '--engine=fake'], { env, stdio: ['pipe', 'pipe', 'inherit'] })
+  const child = spawn(process.execPath, [script, file, 'max_steps=100000', '--engine=fake'], { env, stdio: ['pipe', 'pipe', 'inherit'] })
   let text = ''
+  let told = false
   child.stdout.on('data', (chunk) => {
     text += chunk
-    if (text.includes('"type":"step"')) child.stdin.write('STOP\n')
+    if (told || !text.includes('"type":"step"')) return
+    told = true
+    child.stdin.write('STOP\n')
   })
   assert.deepEqual(await once(child, 'exit'), [0, null])
   assert.ok(!text.includes('"type":"complete"'))
@@ -75,7 +78,7 @@ test('signals reach the worker, and exit codes come back', REAL, async (t) => {
   assert.equal(refused.status, 3)
 })
 
-test('the config may come from the environment, and what is missing is said', { timeout: 30_000 }, () => {
+test('the config may come from the environment, and what is missing is said', { timeout: 120_000 }, () => {
   const run = (words, more) => spawnSync(process.execPath, [script, ...words], { env: { ...env, ...more }, encoding: 'utf8' })
   const bare = run([])
   assert.equal(bare.status, 2)

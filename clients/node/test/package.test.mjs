@@ -29,7 +29,7 @@ test('the package has no dependencies at run time, and its lock file names no re
   assert.doesNotMatch(lock, /"resolved"|https?:/)
 })
 
-test('a packed tarball works in an empty folder, as ESM and as CommonJS, and carries its types', { timeout: 120_000 }, (t) => {
+test('a packed tarball works in an empty folder, as ESM and as CommonJS, and carries its types', { timeout: 240_000 }, (t) => {
   const dir = folder()
   const bare = path.join(dir, 'bare')
   fs.cpSync(packageFolder, bare, { recursive: true, filter: (from) => path.basename(from) !== 'node_modules' })
@@ -67,7 +67,7 @@ test('a packed tarball works in an empty folder, as ESM and as CommonJS, and car
   }
 })
 
-test('the declarations compile and refuse what is wrong', { timeout: 120_000, skip: !fs.existsSync(path.join(packageFolder, 'node_modules', 'typescript')) && 'npm ci has not been run' }, () => {
+test('the declarations compile and refuse what is wrong', { timeout: 240_000, skip: !fs.existsSync(path.join(packageFolder, 'node_modules', 'typescript')) && 'npm ci has not been run' }, () => {
   const tsc = path.join(packageFolder, 'node_modules', '.bin', 'tsc')
   const done = spawnSync(tsc, ['-p', path.join(packageFolder, 'test', 'types')], { encoding: 'utf8' })
   assert.equal(done.stdout + done.stderr, '')

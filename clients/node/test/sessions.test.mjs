@@ -17,7 +17,7 @@ test('there are sessions', () => assert.ok(names.length >= 5, String(names)))
 
 describe('recorded sessions', { concurrency: 3 }, () => {
   for (const name of names) {
-    test(`${name} gives its events, in order, and its answers`, { timeout: 30_000 }, async (t) => {
+    test(`${name} gives its events, in order, and its answers`, { timeout: 120_000 }, async (t) => {
       const file = path.join(examples, name)
       const lines = fs.readFileSync(file, 'utf8').trim().split('\n').map((line) => JSON.parse(line))
       const run = await launch({ model: 'm', data: 'd', run_dir: folder() }, { command: fakeWorker(session(file)) })

@@ -12,7 +12,7 @@ import * as trainwire from 'trainwire'
 import { collect, exists, folder, packageFolder, types, until, withoutWorker, worker } from './helpers.mjs'
 
 const { launch, attach, history, latestCheckpoint, validate } = trainwire
-const REAL = { skip: withoutWorker, timeout: 60_000 }
+const REAL = { skip: withoutWorker, timeout: 120_000 }
 
 /** Launches the real worker; the script says how the engine behaves. */
 async function start(t, { script = {}, config = {}, dir = folder(), ...options } = {}) {
@@ -56,7 +56,7 @@ test('a run goes from attempt to end and leaves its history and checkpoints', RE
 })
 
 test('every command has its effect and its answer', REAL, async (t) => {
-  const run = await start(t, { script: { valid_examples: 8, step_ms: 20 }, config: { max_steps: 1000 } })
+  const run = await start(t, { script: { valid_examples: 8, step_ms: 20 }, config: { max_steps: 100_000 } })
   assert.equal(typeof (await run.ping()).ts, 'number')
   await collect(run, (event) => event.type === 'step')
 
@@ -93,7 +93,7 @@ test('every command has its effect and its answer', REAL, async (t) => {
 
 test('a start is awaited, and a run is followed from an event on', REAL, async (t) => {
   const run = await start(t, { script: { step_ms: 10 }, config: { max_steps: 40 } })
-  const started = await run.started({ timeout: 20_000 })
+  const started = await run.started({ timeout: 90_000 })
   assert.deepEqual([started.run_dir, started.total_steps, started.resumed_from], [run.runDir, 40, null])
   const other = await attach(run.runDir, { fromSeq: 5 })
   const events = await collect(other)
@@ -120,7 +120,7 @@ test('validate says what is wrong and leaves nothing behind', REAL, async (t) =>
 })
 
 test('an attached client watches and steers a living run', REAL, async (t) => {
-  const run = await start(t, { script: { step_ms: 20 }, config: { max_steps: 1000 } })
+  const run = await start(t, { script: { step_ms: 20 }, config: { max_steps: 100_000 } })
   await collect(run, (event) => event.type === 'step')
   const other = await attach(run.runDir)
   const reading = collect(other)
@@ -138,7 +138,9 @@ test('an attached client watches and steers a living run', REAL, async (t) => {
 })
 
 test('a worker that is killed is started again, and each event comes once', REAL, async (t) => {
-  const run = await start(t, { script: { step_ms: 10 }, config: { max_steps: 60, save_every: 5 }, supervise: true })
+  const waits = { do: 'await_order', at: 'boundary' }
+  const acts = [{ ...waits, step: 12, attempt: 1 }, { ...waits, step: 31, attempt: 2 }]
+  const run = await start(t, { script: { step_ms: 10, acts }, config: { max_steps: 60, save_every: 5 }, supervise: true })
   const events = []
   let killed = 0
   for await (const event of run) {
@@ -160,7 +162,7 @@ test('a worker that is killed is started again, and each event comes once', REAL
 })
 
 test('a death without supervision tells what is known, and the log is read to its end', REAL, async (t) => {
-  const run = await start(t, { script: { step_ms: 10 }, config: { max_steps: 1000, save_every: 5 } })
+  const run = await start(t, { script: { step_ms: 10 }, config: { max_steps: 100_000, save_every: 5 } })
   await collect(run, (event) => event.step === 7)
   const pausing = assert.rejects(run.pause(), trainwire.WorkerDied)
   process.kill(run.pid, 'SIGKILL')
@@ -184,7 +186,7 @@ async function lockIsHeld(runDir) {
 }
 
 test('close stops with a checkpoint, also a paused run', REAL, async (t) => {
-  const run = await start(t, { script: { step_ms: 10 }, config: { max_steps: 1000 } })
+  const run = await start(t, { script: { step_ms: 10 }, config: { max_steps: 100_000 } })
   await collect(run, (event) => event.step === 3)
   await run.pause()
   const result = await run.close()
@@ -194,26 +196,31 @@ test('close stops with a checkpoint, also a paused run', REAL, async (t) => {
 })
 
 test('a long save is waited for, rung by rung', REAL, async (t) => {
-  const run = await start(t, { script: { step_ms: 10, save_ms: 1500 }, config: { max_steps: 1000 }, shutdown: { stop: 200, stdin: 200, terminate: 200 } })
-  await collect(run, (event) => event.step === 3)
+  const times = { stop: 200, stdin: 200, terminate: 60_000 }
+  const run = await start(t, { script: { step_ms: 10, save_ms: 1500 }, config: { max_steps: 100_000, save_every: 5 }, shutdown: times })
+  await until('a save begins', () => run.activity === 'checkpoint')
+  const told = []
+  run.on('shutdown', ({ name }) => told.push(name))
+  run.on('checkpoint', () => told.push('checkpoint'))
   const result = await run.close()
   assert.equal(result.outcome, 'stopped')
-  assert.ok(!result.shutdown.some(({ name }) => name === 'kill' || name === 'terminate'), JSON.stringify(result.shutdown))
+  assert.deepEqual(told.slice(0, 2), ['stop', 'checkpoint'], 'no other rung before the save is over')
   assert.equal((await latestCheckpoint(run.runDir)).path, result.checkpoint)
 })
 
 test('a stopped process is ended all the same', REAL, async (t) => {
-  const run = await start(t, { script: { step_ms: 10 }, config: { max_steps: 1000 }, shutdown: { stop: 200, stdin: 200, terminate: 10_000 } })
+  const run = await start(t, { script: { step_ms: 10 }, config: { max_steps: 100_000 }, shutdown: { stop: 200, stdin: 200, terminate: 60_000 } })
   await collect(run, (event) => event.step === 3)
   process.kill(run.pid, 'SIGSTOP')
   const result = await run.close()
   assert.deepEqual(result.shutdown.map(({ name }) => name), ['stop', 'stdin', 'terminate'])
-  assert.ok(result.shutdown.every(({ name, ms }) => name === 'terminate' ? ms < 9000 : ms > 150 && ms < 2000), JSON.stringify(result.shutdown))
+  assert.ok(result.shutdown.every(({ name, ms }) => name === 'terminate' || ms > 150), JSON.stringify(result.shutdown))
   assert.ok(!exists(run.pid))
 })
 
 test('a run that was let go trains on, and is found again', REAL, async (t) => {
-  const run = await start(t, { script: { step_ms: 10 }, config: { max_steps: 150 } })
+  const acts = [{ do: 'await_order', at: 'boundary', step: 3 }]
+  const run = await start(t, { script: { step_ms: 10, acts }, config: { max_steps: 30 } })
   await collect(run, (event) => event.step === 3)
   await run.detach()
   assert.deepEqual(await collect(run, () => false).then((rest) => rest.every((event) => event.seq > 0)), true)
@@ -222,7 +229,7 @@ test('a run that was let go trains on, and is found again', REAL, async (t) => {
   const again = await attach(run.runDir)
   assert.equal((await again.set({ log_every: 5 })).applied.log_every, 5)
   const result = await again.wait()
-  assert.deepEqual([result.outcome, result.step], ['completed', 150])
+  assert.deepEqual([result.outcome, result.step], ['completed', 30])
 })
 
 test('a client that is killed takes its run with it, saved', REAL, async (t) => {
@@ -237,7 +244,7 @@ test('a client that is killed takes its run with it, saved', REAL, async (t) => 
   const [pid] = await once(child.stdout, 'data')
   child.kill('SIGKILL')
   const run = await attach(path.join(dir, 'run'))
-  const result = await run.wait({ timeout: 10_000 })
+  const result = await run.wait({ timeout: 90_000 })
   assert.deepEqual([result.outcome, result.exitCode], ['interrupted', 20])
   assert.ok(result.checkpoint)
   await until('the worker left', () => !exists(Number(pid)))
@@ -245,7 +252,7 @@ test('a client that is killed takes its run with it, saved', REAL, async (t) => 
 
 test('a second worker for the same folder is refused', REAL, async (t) => {
   const dir = folder()
-  const first = await start(t, { dir, config: { max_steps: 10_000 } })
+  const first = await start(t, { dir, config: { max_steps: 100_000 } })
   await collect(first, (event) => event.type === 'step')
   const second = await start(t, { dir })
   const result = await second.wait()

@@ -21,7 +21,7 @@ from trainwire_protocol.events import EVENT_TYPES, type_name
 
 CASES = Path(__file__).parents[3] / "clients" / "cases"
 NAMES = sorted(path.stem for path in CASES.glob("*.json") if path.stem != "lines")
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 90.0
 
 
 def plain(value: Any) -> Any:

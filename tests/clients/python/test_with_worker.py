@@ -74,7 +74,7 @@ def test_a_config_file_s_relative_paths_start_at_the_file(begin: Callable[..., t
     config = tmp_path / "mine.toml"
     config.write_text('model = "model"\ndata = "rows.jsonl"\nmax_steps = 1\n')
     with tw.launch(config, worker_args=["--engine", "fake"]) as run:
-        started = run.started(30)
+        started = run.started(90)
         init = next(event for event in run if isinstance(event, Init))
     assert started.run_dir == init.run_dir == str(tmp_path / "runs" / "mine")
     assert init.config["data"] == str(tmp_path / "rows.jsonl")
@@ -105,25 +105,24 @@ def test_a_run_is_steered_by_every_command(begin: Callable[..., tw.Run], tmp_pat
         stopped = run.stop()
         assert (stopped.outcome, stopped.step) == ("stopped", paused.step + 2)
         assert stopped.checkpoint is not None
-        assert run.wait(30).checkpoint == stopped.checkpoint
+        assert run.wait(90).checkpoint == stopped.checkpoint
 
 
 def test_a_client_drives_the_loop_itself_by_counted_stretches(begin: Callable[..., tw.Run]) -> None:
-    with begin(max_steps=25) as run:
-        first = run.pause().step
+    with begin({"acts": [{"do": "await_order", "at": "load"}]}, max_steps=25) as run:
+        assert run.pause().step == 0
         stretches = []
         for event in run:
             if isinstance(event, Paused):
                 stretches.append(event.step)
                 run.resume(steps=10)
         assert run.wait().outcome == "completed"
-    assert stretches == [first, first + 10, first + 20][: len(stretches)]
-    assert len(stretches) >= 2
+    assert stretches == [0, 10, 20]
 
 
 def test_a_refused_command_names_its_code_and_the_run_goes_on(begin: Callable[..., tw.Run]) -> None:
     with begin(max_steps=FOR_EVER) as run:
-        run.started(30)
+        run.started(90)
         with pytest.raises(tw.CommandFailed, match="learning_rte") as caught:
             run.set(learning_rte=1.0)
         assert caught.value.code == "unknown_param"
@@ -136,8 +135,8 @@ def test_a_refused_command_names_its_code_and_the_run_goes_on(begin: Callable[..
 def test_a_bad_config_is_a_failed_result_with_the_worker_s_sentence(begin: Callable[..., tw.Run]) -> None:
     with begin(batchsize=4) as run:
         with pytest.raises(tw.CommandFailed) as refused:
-            run.started(30)
-        result = run.wait(30)
+            run.started(90)
+        result = run.wait(90)
     assert refused.value.code == "config_invalid"
     assert (result.outcome, result.exit_code) == ("failed", 3)
     with pytest.raises(tw.RunFailed, match="batch_size") as caught:
@@ -147,7 +146,7 @@ def test_a_bad_config_is_a_failed_result_with_the_worker_s_sentence(begin: Calla
 
 def test_an_engine_that_dies_is_a_failed_result_and_no_dead_worker(begin: Callable[..., tw.Run]) -> None:
     with begin({"acts": [{"do": "die", "at": "update", "step": 3}]}, max_steps=9) as run:
-        result = run.wait(30)
+        result = run.wait(90)
     assert (result.outcome, result.exit_code) == ("failed", 9)
     assert result.error is not None
     assert result.error.code == "engine_died"
@@ -204,7 +203,7 @@ QUICK = {"stop": 0.3, "stdin": 0.3, "terminate": 0.3, "exit": 5}
 
 def test_a_worker_that_was_stopped_by_the_system_is_woken_to_leave(begin: Callable[..., tw.Run]) -> None:
     with begin(options={"shutdown": {**QUICK, "terminate": 30}}, max_steps=FOR_EVER) as run:
-        run.started(30)
+        run.started(90)
         os.kill(run.pid, signal.SIGSTOP)
         with pytest.raises(tw.CommandTimeout, match="ping was not answered"):
             run.ping(timeout=0.1)
@@ -216,7 +215,7 @@ def test_a_run_that_is_killed_saves_nothing_and_tells_what_was_last_heard(
     begin: Callable[..., tw.Run], tmp_path: Path
 ) -> None:
     with begin(options={"supervise": True}, max_steps=FOR_EVER) as run:
-        started = run.started(30)
+        started = run.started(90)
         next(event for event in run if event.type == "step")
         paused = run.pause().step
         assert (run.run_id, run.phase, run.step) == (started.run_id, "paused", paused)
@@ -262,7 +261,7 @@ def test_handlers_run_in_the_thread_that_waits_and_may_steer(begin: Callable[...
                 run.stop()
 
         run.on("*", lambda event: names.append(type(event).__name__))
-        result = run.wait(30)
+        result = run.wait(90)
         with pytest.raises(tw.ClientError, match="step"):
             run.on("steps", note)
         run.off("step", note)
@@ -275,12 +274,16 @@ def test_handlers_run_in_the_thread_that_waits_and_may_steer(begin: Callable[...
 def test_a_supervised_run_survives_two_kills_and_gives_each_event_once(
     begin: Callable[..., tw.Run], tmp_path: Path
 ) -> None:
-    with begin(options={"supervise": True}, max_steps=60, save_every=5) as run:
+    kills = [15, 40]
+    acts = [
+        {"do": "await_order", "at": "boundary", "step": step, "attempt": attempt}
+        for attempt, step in enumerate(kills, 1)
+    ]
+    with begin({"acts": acts}, {"supervise": True}, max_steps=60, save_every=5) as run:
         events: list[Any] = []
-        kills = [15, 40]
         for event in run:
             events.append(event)
-            if kills and isinstance(event, Step) and event.step >= kills[0]:
+            if kills and isinstance(event, Step) and event.step == kills[0]:
                 kills.pop(0)
                 os.kill(run.pid, signal.SIGKILL)
         result = run.wait()
@@ -324,7 +327,7 @@ def front_end(program: str, tmp_path: Path, step_ms: float) -> subprocess.Comple
     config = {"model": "m", "data": "d", "run_dir": str(tmp_path / "run"), "max_steps": FOR_EVER, "save_every": 50}
     words = [json.dumps(config), json.dumps(["--engine", "fake", "--script", str(script), "--parent-poll", "0.05"])]
     program = textwrap.dedent(program)
-    return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=120)
 
 
 def test_a_run_that_was_let_go_outlives_its_front_end_and_is_steered_by_attach(tmp_path: Path) -> None:
@@ -349,7 +352,7 @@ def test_a_run_that_was_let_go_outlives_its_front_end_and_is_steered_by_attach(t
 def test_a_run_whose_front_end_is_killed_stops_with_a_checkpoint(tmp_path: Path) -> None:
     assert front_end(CRASHING, tmp_path, 5).returncode == -signal.SIGKILL
     with tw.attach(tmp_path / "run") as run:
-        result = run.wait(30)
+        result = run.wait(90)
     assert (result.outcome, result.exit_code) == ("interrupted", 20)
     found = tw.latest_checkpoint(tmp_path / "run")
     assert found is not None
@@ -360,7 +363,7 @@ def test_ctrl_c_in_a_front_end_stops_its_run_gracefully(tmp_path: Path) -> None:
     front = front_end(INTERRUPTED, tmp_path, 5)
     assert "KeyboardInterrupt" in front.stderr
     with tw.attach(tmp_path / "run") as run:
-        result = run.wait(30)
+        result = run.wait(90)
     assert (result.outcome, result.exit_code) == ("stopped", 0)
     assert result.checkpoint is not None
 
@@ -369,7 +372,7 @@ def test_attaching_while_a_run_of_our_own_goes_on_takes_the_log_up_to_its_end(
     begin: Callable[..., tw.Run], tmp_path: Path
 ) -> None:
     with begin(max_steps=FOR_EVER) as run:
-        run.started(30)
+        run.started(90)
         with tw.attach(tmp_path / "run", from_seq=3) as watcher:
             first = next(watcher)
             assert first.seq == 3
@@ -381,7 +384,7 @@ def test_attaching_while_a_run_of_our_own_goes_on_takes_the_log_up_to_its_end(
 
 def test_an_attached_handle_that_is_closed_leaves_the_run_alone(begin: Callable[..., tw.Run], tmp_path: Path) -> None:
     with begin(max_steps=FOR_EVER) as run:
-        run.started(30)
+        run.started(90)
         with tw.attach(tmp_path / "run") as watcher:
             assert watcher.ping().ts > 0
         assert list(watcher)[-1:] != [End]
@@ -393,20 +396,20 @@ def test_an_attached_handle_that_is_closed_leaves_the_run_alone(begin: Callable[
 
 def test_a_second_run_in_the_same_folder_is_refused_as_busy(begin: Callable[..., tw.Run]) -> None:
     with begin(max_steps=FOR_EVER) as first:
-        first.started(30)
+        first.started(90)
         second = begin(max_steps=FOR_EVER)
-        result = second.wait(30)
+        result = second.wait(90)
     assert (result.outcome, result.exit_code) == ("failed", 3)
     assert result.error is not None
     assert result.error.code == "busy"
 
 
 def test_resuming_goes_on_where_the_run_stopped(begin: Callable[..., tw.Run]) -> None:
-    with begin(max_steps=20) as run:
+    with begin({"acts": [{"do": "await_order", "at": "boundary", "step": 3}]}, max_steps=20) as run:
         next(event for event in run if isinstance(event, Step))
         stopped = run.stop()
     with begin(max_steps=20) as run:
-        started = run.started(30)
+        started = run.started(90)
         steps = [event.step for event in run if isinstance(event, Step)]
     assert started.resumed_from == stopped.checkpoint
     assert steps == list(range(stopped.step + 1, 21))

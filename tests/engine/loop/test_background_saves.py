@@ -37,7 +37,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     write = Disk.write
 
     def held(self: Disk, path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
-        assert gate.open.wait(60)
+        assert gate.open.wait(90)
         return write(self, path, chunks)
 
     monkeypatch.setattr(Disk, "write", held)

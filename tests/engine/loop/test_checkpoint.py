@@ -312,7 +312,7 @@ def test_a_save_in_the_background_is_collected_only_once_it_is_whole(tmp_path: P
 
     class Slow(Disk):
         def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
-            assert going.wait(30)
+            assert going.wait(90)
             return super().write(path, chunks)
 
     writer = saver(tmp_path, Slow())

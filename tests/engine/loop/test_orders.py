@@ -458,7 +458,7 @@ def test_an_engine_without_its_worker_saves_and_leaves(config: dict[str, Any], b
         engine.begin({**config, "num_epochs": 1000}, base)
         engine.wait_for(lambda report: isinstance(report, ev.Step) and report.step == 3)
         engine.hang_up()
-        assert engine.process.wait(60) == 0, engine.printed()
+        assert engine.process.wait(90) == 0, engine.printed()
     (saved,) = Path(config["run_dir"]).iterdir()
     assert saved.name.startswith("checkpoint-")
     assert defect(saved) is None
