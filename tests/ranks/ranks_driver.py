@@ -14,9 +14,9 @@ from typing import Any
 
 from worker_driver import LineReader, Steering
 
-TIMEOUT = 2.0
-"""Rank timeout of the tests, in seconds."""
-PATIENCE = 60.0
+SHORT = 2.0
+"""Rank timeout, in seconds, of the tests in which somebody is silent; what a busy machine does in it is not judged."""
+PATIENCE = 120.0
 
 
 class Run(Steering):
@@ -31,7 +31,7 @@ class Run(Steering):
         prefix: tuple[str, ...] = (),
     ) -> None:
         self._log = config.with_suffix(".stderr").open("w+b")
-        several = ("--ranks", str(ranks), "--rank-timeout", f"{TIMEOUT:g}") if ranks > 1 else ()
+        several = ("--ranks", str(ranks)) if ranks > 1 else ()
         command = [*prefix, sys.executable, "-m", "trainwire_cli", "run", str(config), *several, *words]
         self.process = subprocess.Popen(
             command,
@@ -91,6 +91,8 @@ class Run(Steering):
 
 
 Start = Callable[..., Run]
+AT_ONCE = ("--rank-timeout", f"{SHORT:g}")
+"""The option by which a silent rank is soon missed."""
 
 
 def children(pid: int) -> list[int]:
@@ -99,7 +101,7 @@ def children(pid: int) -> list[int]:
     return sorted(int(word) for word in found.split())
 
 
-def wait_gone(pids: list[int], seconds: float) -> list[int]:
+def wait_gone(pids: list[int], seconds: float = PATIENCE) -> list[int]:
     """Wait until processes are gone; gives those that are not, after so many seconds."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if _lives(pid)]) and time.monotonic() < deadline:

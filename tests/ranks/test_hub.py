@@ -6,12 +6,15 @@ import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from trainwire_engine import hub as hub_module
 from trainwire_engine.hub import Hub
 from trainwire_protocol.channel import Frames
 from trainwire_protocol.errors import OutOfMemory, TrainwireError
@@ -66,10 +69,18 @@ def lost(hub: Hub, *, waits: bool = True, then: Callable[[], None] = lambda: Non
     """Let the hub's main thread wait for the others, do something, and give what the watch finds."""
     found: queue.Queue[TrainwireError] = queue.Queue()
     hub.on_lost = found.put
+
+    def wait() -> None:
+        # Where the loss comes first, the wait itself tells it.
+        try:
+            hub.take(1)
+        except TrainwireError as error:
+            found.put(error)
+
     if waits:
-        threading.Thread(target=lambda: hub.take(1), daemon=True).start()
+        threading.Thread(target=wait, daemon=True).start()
     then()
-    return found.get(timeout=20)
+    return found.get(timeout=90)
 
 
 def test_a_closed_connection_is_a_death(other: Other) -> None:
@@ -84,6 +95,23 @@ def test_a_closed_connection_is_a_death(other: Other) -> None:
 def test_silence_is_noticed_after_the_timeout(other: Other) -> None:
     error = lost(Hub(0, {1: other.theirs}, SHORT))
     assert error.message == f"Rank 1 has given no sign of life for {SHORT:g} s."
+
+
+def test_time_in_which_this_rank_itself_stood_still_does_not_count(
+    other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, slept = time.monotonic, 0.0
+    monkeypatch.setattr(hub_module, "time", SimpleNamespace(monotonic=lambda: real() + slept))
+    hub = Hub(0, {1: other.theirs}, 30)
+    hub.updates = 1
+    threading.Thread(target=lambda: hub.take(1), daemon=True).start()
+    other.wait_until_it_waits()
+    slept = 1000.0
+    other.send("beat", 1, False)
+    frames, beats = Frames(), 0
+    while beats < 2:
+        beats += len(list(frames.feed(other.socket.recv(4096))))
+    assert hub.lost is None
 
 
 def test_a_rank_that_lives_but_does_not_come_hangs(other: Other) -> None:

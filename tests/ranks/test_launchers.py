@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks_driver import PATIENCE, TIMEOUT, Start, children, wait_gone
+from ranks_driver import AT_ONCE, PATIENCE, SHORT, Start, children, wait_gone
 from whole import ENVIRONMENT, parse
 
 SSH = """#!/bin/sh
@@ -51,7 +51,7 @@ def hosts(path: Path, first: str, second: str) -> tuple[str, ...]:
     """Options for two hosts, the first of them this machine."""
     listed = [{"ssh": "127.0.0.1", "ips": [first]}, {"ssh": "elsewhere", "ips": [second]}]
     path.write_text(json.dumps(listed))
-    return ("--hostfile", str(path), "--rank-timeout", f"{TIMEOUT:g}")
+    return "--hostfile", str(path)
 
 
 def test_a_host_file_is_followed_over_ssh_and_nothing_is_left_there(start: Start, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_host_file_is_followed_over_ssh_and_nothing_is_left_there(start: Start
     assert run.of("error")[0]["message"].startswith("Rank 0 died"), run.printed()
     assert Path(end["checkpoint"]).is_dir()
     assert "[rank 1] " in run.printed()
-    assert wait_gone(everything, 5) == []
+    assert wait_gone(everything) == []
 
 
 def test_a_cut_network_ends_the_run_and_names_the_rank(start: Start, tmp_path: Path) -> None:
@@ -83,16 +83,16 @@ def test_a_cut_network_ends_the_run_and_names_the_rank(start: Start, tmp_path: P
     try:
         env = shim(tmp_path / "bin", f"nsenter -n -t {other}")
         words = hosts(tmp_path / "hosts.json", "10.77.0.1", "10.77.0.2")
-        run = start(ranks=1, words=words, env=env, prefix=tuple(near.split()))
+        run = start(ranks=1, words=(*words, *AT_ONCE), env=env, prefix=tuple(near.split()))
         run.wait("step", step=3)
         pids = run.processes()
         networks.stdin.write("cut\n")
         networks.stdin.flush()
         end = run.finish()
         (error,) = run.of("error")
-        assert error["message"] == f"Rank 1 has given no sign of life for {TIMEOUT:g} s."
+        assert error["message"] == f"Rank 1 has given no sign of life for {SHORT:g} s."
         assert Path(end["checkpoint"]).is_dir()
-        assert wait_gone(pids, 5) == []
+        assert wait_gone(pids) == []
     finally:
         networks.stdin.close()
         networks.stdout.close()

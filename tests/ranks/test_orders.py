@@ -8,7 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from ranks_driver import Run, Start, wait_gone
+from ranks_driver import AT_ONCE, SHORT, Run, Start, wait_gone
 
 
 def steer(run: Run) -> None:
@@ -49,14 +49,14 @@ def test_every_order_does_on_two_ranks_what_it_does_on_one(start: Start, base: P
 
 
 def test_a_pause_uses_no_processor_time_on_any_rank(start: Start) -> None:
-    run = start(ranks=3)
+    run = start(ranks=3, words=AT_ONCE)
     run.wait("step", step=2)
     run.result("pause")
     ranks = run.processes()[1:]
     run.result("generate", prompt="say", max_tokens=1)
     before = [_cpu_ms(pid) for pid in ranks]
     # Longer than the rank timeout: a pause is no fault.
-    assert wait_gone(ranks, 2.5) == ranks
+    assert wait_gone(ranks, SHORT + 0.5) == ranks
     used = [after - earlier for after, earlier in zip(map(_cpu_ms, ranks), before)]
     assert max(used) < 250, used
     run.result("resume")
@@ -74,7 +74,7 @@ def test_a_signal_to_the_whole_group_stops_the_run_once_and_saves(start: Start) 
     end = run.finish()
     assert (end["outcome"], end["exit_code"]) == ("interrupted", 21)
     assert Path(end["checkpoint"]).is_dir()
-    assert wait_gone(pids, 5) == []
+    assert wait_gone(pids) == []
 
 
 def test_a_stop_within_an_evaluation_ends_it_on_all_ranks(start: Start, base: Path) -> None:

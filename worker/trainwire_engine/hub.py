@@ -151,10 +151,12 @@ class Hub:
 
     def _watch(self) -> None:
         interval = min(1.0, self._timeout / 5)
-        due = 0.0
+        due = time.monotonic()
         while True:
             now = time.monotonic()
             if now >= due:
+                if now - due > interval:
+                    self._discount(now - due)
                 due = now + interval
                 self.send("beat", self.ticks, self._idle)
                 self._judge(now)
@@ -187,6 +189,14 @@ class Hub:
                     )
                 case _:
                     peer.inbox.put(message)
+
+    def _discount(self, seconds: float) -> None:
+        """Count no time in which this process did not run, stopped or on a busy machine: it could hear nobody then."""
+        with self._mutex:
+            self._since += seconds
+        for peer in self.peers.values():
+            peer.heard += seconds
+            peer.moved += seconds
 
     def _judge(self, now: float) -> None:
         """Find a rank that is silent, or that others wait for in vain."""

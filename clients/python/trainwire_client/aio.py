@@ -23,7 +23,8 @@ from .attaching import AttachedRun
 from .delivery import Item
 from .errors import ClientError, CommandTimeout, NoWorker
 from .facts import Facts
-from .handle import AnyEvent, Handle, Handler, check_name
+from .handle import AnyEvent, Handle
+from .handlers import Handlers
 from .requests import OpenCommand
 from .results import Result, Started
 from .run import Run
@@ -33,7 +34,7 @@ AnyHandle = TypeVar("AnyHandle", bound=Handle)
 AnyAsync = TypeVar("AnyAsync", bound="AsyncHandle[Any]")
 
 
-class AsyncHandle(AsyncCommands, Facts, Generic[AnyHandle]):
+class AsyncHandle(AsyncCommands, Facts, Handlers, Generic[AnyHandle]):
     """A run as seen from an event loop. `on` handlers may be functions or coroutine functions.
 
     One task at a time consumes events, by iterating or by `wait`. A call that is cancelled does not take its
@@ -41,12 +42,12 @@ class AsyncHandle(AsyncCommands, Facts, Generic[AnyHandle]):
     """
 
     def __init__(self, handle: AnyHandle) -> None:
+        super().__init__()
         self._handle = handle
         self._core = handle._core
         self._loop = asyncio.get_running_loop()
         self._more = asyncio.Event()
         self._batch: deque[Item] = deque()
-        self._handlers: dict[str, list[Callable[[Any], Any]]] = {}
         self._consuming = asyncio.Lock()
         self._consumer: asyncio.Task[Any] | None = None
         self._over = asyncio.Event()
@@ -74,26 +75,8 @@ class AsyncHandle(AsyncCommands, Facts, Generic[AnyHandle]):
         """Wait until the run is ready to train. Raises CommandFailed if the start was refused."""
         return await asyncio.to_thread(self._handle.started, timeout)
 
-    def on(self, name: str, handler: Handler | None = None) -> Any:
-        """Call (and await) `handler(event)` for each event of this type ("*": of any), in the task that consumes.
-
-        Without a handler it is a decorator. What a handler raises reaches the consumer.
-        """
-        check_name(name)
-        if handler is None:
-            return lambda function: self.on(name, function)
-        self._handlers.setdefault(name, []).append(handler)
-        return handler
-
-    def off(self, name: str, handler: Callable[[Any], Any]) -> None:
-        """Call `handler` no more."""
-        check_name(name)
-        if handler in self._handlers.get(name, []):
-            self._handlers[name].remove(handler)
-
     async def _call_handlers(self, event: AnyEvent) -> None:
-        name = event.type
-        for handler in [*self._handlers.get(name, ()), *self._handlers.get("*", ())]:
+        for handler in self._concerned(event):
             outcome = handler(event)
             if inspect.isawaitable(outcome):
                 await outcome
@@ -105,8 +88,7 @@ class AsyncHandle(AsyncCommands, Facts, Generic[AnyHandle]):
             while self._batch:
                 item = self._batch.popleft()
                 if not isinstance(item, dict):
-                    if self._handlers:
-                        await self._call_handlers(item)
+                    await self._call_handlers(item)
                     return item
                 if self._handle._on_unknown is not None:
                     outcome = self._handle._on_unknown(item)
@@ -168,8 +150,7 @@ class AsyncHandle(AsyncCommands, Facts, Generic[AnyHandle]):
     @property
     def pid(self) -> int | None:
         """Process id of the worker."""
-        pid: int | None = self._handle.pid  # type: ignore[attr-defined]
-        return pid
+        return self._handle.pid
 
     async def close(self) -> None:
         """Let go of the run, as the handle of the same name does: a run of our own is brought down."""
@@ -177,7 +158,7 @@ class AsyncHandle(AsyncCommands, Facts, Generic[AnyHandle]):
 
     async def detach(self) -> None:
         """Leave the run running without this process."""
-        await asyncio.to_thread(self._handle.detach)  # type: ignore[attr-defined]
+        await asyncio.to_thread(self._handle.detach)
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,6 +1,7 @@
 """The commands of a run, awaited."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,11 +12,12 @@ from .requests import OpenCommand
 from .results import Applied, Evaluated, Generated, Moved, Pong, Saved, Snapshot, Stopped
 
 
-class AsyncCommands:
+class AsyncCommands(ABC):
     """The commands of a run, for asyncio; they raise what those of Commands raise."""
 
+    @abstractmethod
     def _begin(self, cmd: str, parameters: Mapping[str, Any]) -> OpenCommand:
-        raise NotImplementedError
+        """Send a command; may block."""
 
     async def _ask(self, cmd: str, timeout: float | None, **parameters: Any) -> Any:
         # Begun in a thread: an attached run connects to its socket then.

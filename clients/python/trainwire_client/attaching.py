@@ -160,7 +160,9 @@ class AttachedRun(Handle):
         if self._socket is not None:
             self._socket.stop()
 
-    detach = close
+    def detach(self) -> None:
+        """Stop following; the run goes on."""
+        self.close()
 
 
 def attach(

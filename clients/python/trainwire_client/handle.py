@@ -2,43 +2,37 @@
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from trainwire_protocol.events import EVENT_TYPES, Event, Gap, RunEvent, type_name
+from trainwire_protocol.events import Gap, RunEvent
 
 from .commands import Commands
 from .core import Core
 from .delivery import Item
 from .errors import ClientError, CommandTimeout, NoWorker
 from .facts import Facts
+from .handlers import Handlers
 from .requests import OpenCommand
 from .results import Result, Started
 
 AnyEvent = RunEvent | Gap
 """What iteration gives: a run's events, and a `gap` where some could be had from nowhere."""
-Handler = TypeVar("Handler", bound=Callable[[Any], Any])
-EVENT_NAMES: tuple[str, ...] = (*(type_name(kind) for kind in EVENT_TYPES), "gap", "*")
 
 
-def check_name(name: str) -> None:
-    """Refuse the name of an event that there is not."""
-    if name not in EVENT_NAMES:
-        raise ClientError(f"There is no event {name!r}. These are: {', '.join(EVENT_NAMES)}.")
-
-
-class Handle(Commands, Facts):
+class Handle(Commands, Facts, Handlers, ABC):
     """A run: iterate over it for its events, call its commands, wait for its result, leave it by `with`.
 
     One thread at a time consumes events, by iterating or by `wait`; handlers run in that thread.
     """
 
     def __init__(self, core: Core, on_unknown: Callable[[dict[str, Any]], Any] | None) -> None:
+        super().__init__()
         self._core = core
         self._on_unknown = on_unknown
-        self._handlers: dict[str, list[Callable[[Any], Any]]] = {}
         self._batch: deque[Item] = deque()
         self._consuming = threading.RLock()
         self._consumer: int | None = None
@@ -50,29 +44,6 @@ class Handle(Commands, Facts):
             raise ClientError("This run was not started here.")
         started: Started = self._start.result(timeout)
         return started
-
-    def on(self, name: str, handler: Handler | None = None) -> Any:
-        """Call `handler(event)` for each event of this type ("*": of any), in the thread that consumes.
-
-        Without a handler it is a decorator. What a handler raises reaches the consumer.
-        """
-        check_name(name)
-        if handler is None:
-            return lambda function: self.on(name, function)
-        self._handlers.setdefault(name, []).append(handler)
-        return handler
-
-    def off(self, name: str, handler: Callable[[Any], Any]) -> None:
-        """Call `handler` no more."""
-        check_name(name)
-        if handler in self._handlers.get(name, []):
-            self._handlers[name].remove(handler)
-
-    def _concerned(self, event: Event | Gap) -> list[Callable[[Any], Any]]:
-        if not self._handlers:
-            return []
-        name = event.type
-        return [*self._handlers.get(name, ()), *self._handlers.get("*", ())]
 
     def __iter__(self) -> Self:
         return self
@@ -136,9 +107,18 @@ class Handle(Commands, Facts):
             return False
         return any(thread.ident == consumer for thread in threading.enumerate())
 
+    @property
+    @abstractmethod
+    def pid(self) -> int | None:
+        """Process id of the worker; None if there is none."""
+
+    @abstractmethod
     def close(self) -> None:
-        """Let go of the run."""
-        raise NotImplementedError
+        """Let go of the run; one of our own is brought down."""
+
+    @abstractmethod
+    def detach(self) -> None:
+        """Let go of the run, which goes on."""
 
     def __enter__(self) -> Self:
         return self
