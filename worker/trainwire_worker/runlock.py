@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,9 @@ from trainwire_protocol.rundir import LOCK_NAME, LockInfo
 
 LOCK_BYTES = 1024
 """Length of what the holder writes about itself, filled up with blanks."""
+
+LOOK_SECONDS = 5.0
+"""How long those are waited for who only look whether the lock is held: each shares it for a moment."""
 
 
 class RunLock:
@@ -27,15 +31,18 @@ class RunLock:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise IoError(f"The lock {self.path} cannot be opened: {error.strerror}.") from None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            try:
-                return msgspec.json.decode(os.pread(fd, LOCK_BYTES, 0), type=LockInfo)
-            except msgspec.DecodeError:
-                return LockInfo(pid=0, since_ms=0)
-            finally:
-                os.close(fd)
+        deadline = time.monotonic() + LOOK_SECONDS
+        while not _lock(fd, fcntl.LOCK_EX):
+            if not _lock(fd, fcntl.LOCK_SH) or time.monotonic() >= deadline:
+                try:
+                    return msgspec.json.decode(os.pread(fd, LOCK_BYTES, 0), type=LockInfo)
+                except msgspec.DecodeError:
+                    return LockInfo(pid=0, since_ms=0)
+                finally:
+                    os.close(fd)
+            # No holder, only somebody who looks.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            time.sleep(0.002)
         self.fd = fd
         return None
 
@@ -51,3 +58,11 @@ class RunLock:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def _lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
