@@ -105,22 +105,6 @@ class Ping(ClientCommand, tag="ping"):
     """Ask for a sign of life."""
 
 
-AnyCommand = (
-    Validate
-    | Start
-    | Pause
-    | Resume
-    | SaveCheckpoint
-    | Stop
-    | Set
-    | Eval
-    | Generate
-    | GetStatus
-    | Detach
-    | Replay
-    | Ping
-)
-
 COMMANDS: dict[str, type[ClientCommand]] = {str(c.__struct_config__.tag): c for c in ClientCommand.__subclasses__()}
 """Every command by its name on the wire."""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+NO_PERMISSION = "Give the user that runs trainwire the right to read it."
+"""What to do about a file or folder that the system does not let be read."""
+
 
 def _sentence(text: str) -> str:
     """End a message with one full stop: the words of another program that stand at its end have none, or one."""

@@ -18,8 +18,6 @@ from mlx.utils import tree_unflatten
 from trainwire_engine.cpu_weights import dense
 from trainwire_protocol.errors import ConfigInvalid, Unsupported
 
-ADAPTER_LEAVES = ("lora_a", "lora_b", "m")
-
 
 class _Adapter(nn.Module):
     """What the layers share: the scale, the dropout and a switch that gives the base layer back.
@@ -31,13 +29,12 @@ class _Adapter(nn.Module):
     lora_a: mx.array
     lora_b: mx.array
 
-    def __init__(self, rank: int, scale: float, dropout: float, inputs: int) -> None:
+    def __init__(self, scale: float, dropout: float, inputs: int) -> None:
         super().__init__()
         self.scale = scale
         self.dropout = dropout
         self.enabled = True
         self._dropout_key: mx.array | None = None
-        self._rank = rank
         self._inputs = inputs
 
     def dropped(self, x: mx.array) -> mx.array:
@@ -58,19 +55,21 @@ class LoRALinear(_Adapter):
 
     def __init__(self, linear: nn.Module, rank: int, scale: float, dropout: float) -> None:
         outputs, inputs = linear_shape(linear)
-        super().__init__(rank, scale, dropout, inputs)
+        super().__init__(scale, dropout, inputs)
         self.linear = linear
         self.lora_a = mx.zeros((inputs, rank))
         self.lora_b = mx.zeros((rank, outputs))
 
+    def low_rank(self, x: mx.array) -> mx.array:
+        """Give what the adapter adds to the layer's product, `scale · B A x`."""
+        return ((self.dropped(x) @ self.lora_a) * self.scale) @ self.lora_b
+
     def __call__(self, x: mx.array) -> mx.array:
         y = self.linear(x)
-        if not self.enabled:
-            return y
-        return y + ((self.dropped(x) @ self.lora_a) * self.scale) @ self.lora_b
+        return y + self.low_rank(x) if self.enabled else y
 
 
-class DoRALinear(_Adapter):
+class DoRALinear(LoRALinear):
     """A linear layer whose rows keep a trained length `m` while the low-rank update turns them.
 
     The length of an adapted row follows from |w|², w·(BA) and |BA|² (arXiv 2402.09353, section 4.3 for the
@@ -78,11 +77,7 @@ class DoRALinear(_Adapter):
     """
 
     def __init__(self, linear: nn.Module, rank: int, scale: float, dropout: float) -> None:
-        outputs, inputs = linear_shape(linear)
-        super().__init__(rank, scale, dropout, inputs)
-        self.linear = linear
-        self.lora_a = mx.zeros((inputs, rank))
-        self.lora_b = mx.zeros((rank, outputs))
+        super().__init__(linear, rank, scale, dropout)
         self.m = mx.linalg.norm(dense(linear).astype(mx.float32), axis=1)
         self._row_square = mx.square(self.m)
 
@@ -93,7 +88,7 @@ class DoRALinear(_Adapter):
         bias = self.linear.get("bias")
         if bias is not None:
             y = y - bias
-        out = y + ((self.dropped(x) @ self.lora_a) * self.scale) @ self.lora_b
+        out = y + self.low_rank(x)
         out = (self.m / self._adapted_norm()).astype(x.dtype) * out
         return out if bias is None else out + bias
 
@@ -111,7 +106,7 @@ class LoRASwitchLinear(_Adapter):
     """The linear layers of a mixture's experts, each with its own low-rank update."""
 
     def __init__(self, linear: nn.Module, rank: int, scale: float, dropout: float) -> None:
-        super().__init__(rank, scale, dropout, linear.input_dims)
+        super().__init__(scale, dropout, linear.input_dims)
         self.linear = linear
         self.lora_a = mx.zeros((linear.num_experts, rank, linear.input_dims))
         self.lora_b = mx.zeros((linear.num_experts, linear.output_dims, rank))
@@ -130,7 +125,7 @@ class LoRAEmbedding(_Adapter):
 
     def __init__(self, embedding: nn.Module, rank: int, scale: float, dropout: float) -> None:
         words, width = linear_shape(embedding)
-        super().__init__(rank, scale, dropout, words)
+        super().__init__(scale, dropout, words)
         self.embedding = embedding
         self.lora_a = mx.zeros((words, rank))
         self.lora_b = mx.zeros((rank, width))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,11 +19,10 @@ import msgspec
 
 from trainwire_engine.disk import Disk
 from trainwire_engine.snapshot import Snapshot
+from trainwire_engine.tidying import REMOVING, REPLACED, abandoned_checkpoints
 from trainwire_protocol.events import CheckpointKind
 from trainwire_protocol.rundir import (
     ABANDONED_NAME,
-    BEST_NAME,
-    FINAL_NAME,
     MANIFEST_NAME,
     TEMPORARY_PREFIX,
     FileEntry,
@@ -35,8 +33,6 @@ from trainwire_protocol.rundir import (
 )
 
 FORMAT = 1
-REPLACED, REMOVING = ".replaced-", ".removing-"
-_NAMED_BY_STEP = re.compile(r"(?:emergency-)?checkpoint-(\d{6,})")
 
 
 @dataclass(frozen=True)
@@ -234,40 +230,3 @@ class Saver:
             with contextlib.suppress(OSError):
                 self._disk.rename(path, going)
                 self._disk.remove(going)
-
-
-def put_in_order(run_dir: Path, disk: Disk | None = None) -> list[str]:
-    """Tidy up after a crash: remove what was half written, bring back what was being replaced; gives the names."""
-    disk = disk or Disk()
-    names = []
-    with contextlib.suppress(FileNotFoundError):
-        for folder in sorted(run_dir.iterdir()):
-            name = folder.name
-            if name.startswith(REPLACED) and not (run_dir / name.removeprefix(REPLACED)).exists():
-                disk.rename(folder, run_dir / name.removeprefix(REPLACED))
-            elif name.startswith((TEMPORARY_PREFIX, REMOVING, REPLACED)):
-                disk.remove(folder)
-            else:
-                continue
-            names.append(name)
-    return names
-
-
-def abandoned_checkpoints(run_dir: Path, start_step: int) -> list[Path]:
-    """Find the checkpoints above the step that a run goes on from, broken ones included."""
-    found = []
-    with contextlib.suppress(OSError):
-        for folder in sorted(run_dir.iterdir()):
-            if folder.name.startswith(".") or folder.name == ABANDONED_NAME or not folder.is_dir():
-                continue
-            manifest = read_manifest(folder)
-            named = _NAMED_BY_STEP.fullmatch(folder.name)
-            if manifest is not None:
-                step = manifest.step
-            elif named or folder.name in (FINAL_NAME, BEST_NAME):
-                step = int(named[1]) if named else start_step + 1
-            else:
-                continue
-            if step > start_step:
-                found.append(folder)
-    return found

@@ -11,8 +11,6 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import json
-import math
 import sys
 import types
 from collections.abc import Iterator
@@ -23,60 +21,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from trainwire_engine.model_files import first_line, read_config
 from trainwire_protocol.errors import EngineUnavailable, ModelLoadFailed, TrainwireError
-
-HUB_FILES = ["*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
 
 
 class _LongWay(Exception):
     """The folder needs more of mlx-lm than its architectures."""
-
-
-def resolve_folder(model: str, revision: str | None) -> Path:
-    """Find the folder of a model: a path as it is, a Hub id through the Hub's cache; raises ModelLoadFailed."""
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    looks_like_path = folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1
-    if looks_like_path or folder.exists():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise ModelLoadFailed(
-            f"The model folder {model} {what}.",
-            hint="`model` is a folder with config.json and *.safetensors files, or a Hub id such as org/name.",
-            path=model,
-        )
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(model, revision=revision, allow_patterns=HUB_FILES))
-    except Exception as error:
-        raise ModelLoadFailed(
-            f"The model {model} is no folder here and could not be fetched from the Hub: {_first_line(error)}",
-            hint="Check the name, the network and, for a gated model, HF_TOKEN; or give a local folder.",
-            path=model,
-        ) from error
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read the folder's config.json; raises ModelLoadFailed."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_bytes(), object_hook=_untag_floats)
-    except FileNotFoundError:
-        raise ModelLoadFailed(
-            f"The model folder {folder} has no config.json.",
-            hint="Give the folder that holds config.json, the *.safetensors files and the tokenizer.",
-            path=str(folder),
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ModelLoadFailed(f"{path} cannot be read: {_first_line(error)}", path=str(path)) from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ModelLoadFailed(
-            f"{path} names no model_type.",
-            hint="The folder is not one of a language model in mlx-lm's or transformers' layout.",
-            path=str(path),
-        )
-    return config
 
 
 def load_module(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
@@ -225,21 +175,9 @@ def _quantize(module: nn.Module, quantization: dict[str, Any], weights: dict[str
     )
 
 
-def _untag_floats(value: dict[str, Any]) -> Any:
-    """Undo transformers' way of writing non-finite floats in JSON."""
-    if set(value) == {"__float__"}:
-        return {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}.get(value["__float__"], value)
-    return value
-
-
 def _broken(folder: Path, error: BaseException) -> ModelLoadFailed:
     return ModelLoadFailed(
-        f"The model in {folder} could not be loaded: {_first_line(error)}",
+        f"The model in {folder} could not be loaded: {first_line(error)}",
         hint="The weights do not fit config.json, or a file is cut off: fetch or convert the model again.",
         path=str(folder),
     )
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__

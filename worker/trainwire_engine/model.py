@@ -14,7 +14,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 from trainwire_engine import adapters, cpu_ops, cpu_weights, segments
 from trainwire_engine.fastmath import on_cpu
 from trainwire_engine.head import Head, find_head
-from trainwire_engine.loading import load_module, read_tensors, resolve_folder
+from trainwire_engine.loading import load_module, read_tensors
+from trainwire_engine.model_files import resolve_folder
 from trainwire_engine.recompute import checkpoint_block
 from trainwire_protocol.errors import ModelLoadFailed, Unsupported
 

@@ -13,14 +13,14 @@ import msgspec
 from trainwire_engine import memory, native
 from trainwire_engine.batches import Order
 from trainwire_engine.boundary import Boundary
-from trainwire_engine.checkpoint import Saver, put_in_order
+from trainwire_engine.checkpoint import Saver
 from trainwire_engine.data import Dataset, Notice, load_dataset
 from trainwire_engine.describe import data_event, init_event, other_environment, versions
 from trainwire_engine.failures import disk_error
 from trainwire_engine.follow import Follower, Mute
-from trainwire_engine.loading import read_config, resolve_folder
 from trainwire_engine.loop import Parts
 from trainwire_engine.model import Model, load_model
+from trainwire_engine.model_files import read_config, resolve_folder
 from trainwire_engine.native import Native
 from trainwire_engine.optimizer import Optimizer, Schedule
 from trainwire_engine.orders import Control
@@ -33,57 +33,20 @@ from trainwire_engine.schedule import Course, total_steps, warmup_steps
 from trainwire_engine.snapshot import Contents
 from trainwire_engine.state import FORMAT, DataMark, ModelMark, Saved, Stopwatch, TrainState
 from trainwire_engine.step import UpdateStep
+from trainwire_engine.tidying import put_in_order
 from trainwire_engine.tokenizer import Tokenizer
 from trainwire_engine.values import check_values, try_prompts
-from trainwire_protocol.channel import Begin, Check, EngineChannel, StopOrder
+from trainwire_engine.watch import Watch
+from trainwire_protocol.channel import Begin, Check, EngineChannel
 from trainwire_protocol.config import Config
-from trainwire_protocol.errors import DatasetInvalid, ModelLoadFailed, ShuttingDown, Unsupported
+from trainwire_protocol.errors import DatasetInvalid, ModelLoadFailed, Unsupported
 from trainwire_protocol.folders import user_cache
-
-
-class Stopped(Exception):
-    """A stop came, or the worker left, before there was anything to save."""
-
-    def __init__(self, step: int, checkpoint: str | None) -> None:
-        super().__init__("stopped")
-        self.step = step
-        self.checkpoint = checkpoint
-
-
-class Watch:
-    """Reports the progress of the preparation, and ends it when a stop arrives or the worker leaves."""
-
-    def __init__(self, channel: EngineChannel | Mute, reports: Reports, past: Past | None, ranks: Alone) -> None:
-        self._ranks = ranks
-        self._channel = channel
-        self._reports = reports
-        self._step = reports.step = past.saved.state.step if past else 0
-        self._checkpoint = str(past.folder) if past else None
-
-    def check(self) -> None:
-        """Raise Stopped if the run is not to go on, and the error of a rank that was lost."""
-        self._ranks.check()
-        stop = any(isinstance(order, StopOrder) for order in self._channel.peek())
-        if not stop and not self._channel.closed:
-            return
-        for order in self._channel.peek():
-            if isinstance(order, StopOrder):
-                result = {"outcome": "stopped", "step": self._step, "checkpoint": self._checkpoint}
-                self._reports.answer(order.order, result)
-            else:
-                self._reports.refuse(order.order, ShuttingDown("The run is ending."))
-        raise Stopped(self._step, self._checkpoint)
-
-    def __call__(self, title: str, done: int, total: int, unit: str) -> None:
-        """Report how far the tokenizing is."""
-        self._reports.progress(title, done, total, unit)
-        self.check()
 
 
 def prepare(begin: Begin, channel: EngineChannel | Mute, reports: Reports, ranks: Alone) -> Parts:
     """Load model, tokenizer and data, go on from a checkpoint if there is one, and report `data` and `init`.
 
-    Raises the errors of the protocol, and Stopped.
+    Raises the errors of the protocol, and watch.Stopped.
     """
     reports.alive("load")
     stopwatch_start = time.perf_counter()

@@ -18,9 +18,10 @@ from trainwire_engine.follow import Mute
 from trainwire_engine.loop import Parts, Reason, train
 from trainwire_engine.meeting import form
 from trainwire_engine.orders import Control
-from trainwire_engine.prepare import Stopped, prepare
+from trainwire_engine.prepare import prepare
 from trainwire_engine.ranks import Team
 from trainwire_engine.reports import Reports
+from trainwire_engine.watch import Stopped
 from trainwire_protocol.channel import LEADER_LOST, Begin, Check, EngineChannel
 from trainwire_protocol.errors import DiskFull, EngineUnavailable, Internal, IoError, NonFinite, TrainwireError
 from trainwire_protocol.events import CheckpointKind

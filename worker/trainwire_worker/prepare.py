@@ -9,7 +9,7 @@ import msgspec
 import orjson
 
 from trainwire_protocol.config import Config
-from trainwire_protocol.errors import Busy, DatasetInvalid, IoError, ModelLoadFailed, ResumeRefused
+from trainwire_protocol.errors import NO_PERMISSION, Busy, DatasetInvalid, IoError, ModelLoadFailed, ResumeRefused
 from trainwire_protocol.rundir import (
     ABANDONED_NAME,
     FINAL_NAME,
@@ -53,14 +53,17 @@ def check_inputs(config: Config) -> None:
                 f"There is no model folder {model}.",
                 hint="Give a folder in mlx-lm or transformers layout, or a Hub id.",
             )
+        if not os.access(model, os.R_OK | os.X_OK):
+            raise ModelLoadFailed(
+                f"The model folder {model} cannot be read: permission denied.", hint=NO_PERMISSION, path=str(model)
+            )
         if not (model / "config.json").is_file():
             raise ModelLoadFailed(
                 f"The model folder {model} has no config.json.", hint="Is it an adapter? Give the base model instead."
             )
-    for key, value in (("data", config.data), ("valid_data", config.valid_data)):
-        for text in value if isinstance(value, list) else [value]:
-            if text is not None and key == "data" and Path(text).is_absolute():
-                _check_data(Path(text))
+    for text in config.data if isinstance(config.data, list) else [config.data]:
+        if Path(text).is_absolute():
+            _check_data(Path(text))
 
 
 def _check_data(path: Path) -> None:
@@ -69,7 +72,7 @@ def _check_data(path: Path) -> None:
             f"There is no data file or folder {path}.", hint="Relative paths start at the config file."
         )
     if not os.access(path, os.R_OK):
-        raise DatasetInvalid(f"The data {path} cannot be read: permission denied.")
+        raise DatasetInvalid(f"The data {path} cannot be read: permission denied.", hint=NO_PERMISSION, path=str(path))
     if path.is_file() and path.stat().st_size == 0:
         raise DatasetInvalid(f"The data file {path} is empty.", hint="It needs one JSON object a line.")
 

@@ -37,7 +37,8 @@ from .errors import (
     WorkerNotFound,
 )
 from .launching import launch, validate
-from .log import METRICS, Series, history, latest_checkpoint
+from .log import latest_checkpoint
+from .metrics import METRICS, Series, history
 from .process import Shutdown
 from .results import (
     Applied,

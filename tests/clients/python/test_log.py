@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainwire_client as tw
-from trainwire_client import log
-from trainwire_client.log import METRICS, Tail, Timeline, read_range
+from trainwire_client import metrics
+from trainwire_client.log import Tail, Timeline, read_range
+from trainwire_client.metrics import METRICS
 from trainwire_client.testing import LINES
 from trainwire_client.testing.player import FakeWorker
 from trainwire_protocol.rundir import MANIFEST_NAME, Manifest, file_sha256
@@ -144,12 +145,12 @@ def test_the_latest_checkpoint_is_the_newest_whole_one(tmp_path: Path) -> None:
 def test_the_history_of_a_growing_log_keeps_to_its_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_log(tmp_path, steps(1, 40))
     line = path.read_bytes().splitlines(keepends=True)[-1]
-    chunks = log._chunks
+    chunks = metrics._chunks
 
     def grow_and_chunk(events: Any, size: int, join: Any) -> Any:
         with path.open("ab") as file:
             file.write(line * 100)
         return chunks(events, size, join)
 
-    monkeypatch.setattr(log, "_chunks", grow_and_chunk)
+    monkeypatch.setattr(metrics, "_chunks", grow_and_chunk)
     assert len(tw.history(tmp_path, max_points=10)["loss"].steps) == 10

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from trainwire_engine.checkpoint import Saver, Target, put_in_order
+from trainwire_engine.checkpoint import Saver, Target
 from trainwire_engine.disk import Disk
 from trainwire_engine.snapshot import Snapshot
+from trainwire_engine.tidying import put_in_order
 from trainwire_protocol.rundir import FileEntry, defect, list_checkpoints, newest_whole_checkpoint, read_manifest
 
 

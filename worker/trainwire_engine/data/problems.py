@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainwire_protocol.errors import DatasetInvalid
+from trainwire_protocol.errors import NO_PERMISSION, DatasetInvalid
 
 
 class RowError(Exception):
@@ -44,4 +44,5 @@ def row_invalid(name: str, line: int, error: RowError) -> DatasetInvalid:
 
 def unreadable(name: str, error: OSError) -> DatasetInvalid:
     """Say that the system does not let a file be read."""
-    return DatasetInvalid(f"{name} cannot be read: {error.strerror or error}.", path=name)
+    hint = NO_PERMISSION if isinstance(error, PermissionError) else "Look at the disk and at the path."
+    return DatasetInvalid(f"{name} cannot be read: {error.strerror or error}.", hint=hint, path=name)
