@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from ranks_driver import AT_ONCE, Start, wait_gone
+from ranks_driver import AT_ONCE, SHORT, Start, wait_gone
 
 from trainwire_protocol.rundir import list_checkpoints
 
@@ -31,6 +31,20 @@ def test_a_lost_rank_is_named_and_the_last_update_is_saved(
     # Rank 0 may have died before it could report the update that another one saved.
     assert saved.step - end["step"] in ((0, 1) if rank == 0 else (0,))
     assert wait_gone(pids) == []
+
+
+def test_ranks_that_all_stand_still_for_a_while_do_not_miss_each_other(start: Start) -> None:
+    run = start(ranks=2, words=AT_ONCE)
+    run.wait("step", step=3)
+    pids = [run.process.pid, *run.processes()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    assert wait_gone(pids, 2 * SHORT) == pids
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    run.wait("step", step=run.result("status")["step"] + 3)
+    run.result("stop")
+    assert run.finish()["outcome"] == "stopped", run.printed()
 
 
 def test_what_a_survivor_saved_is_resumed(start: Start) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from worker_driver import Line, Spawn
 
+from trainwire_protocol.conformance import violations
 from trainwire_worker.sleep import SleepWatch, asleep
 
 
@@ -181,6 +182,23 @@ def test_a_sleep_of_the_machine_is_told_once(run: Spawn) -> None:
     (log,) = [line for line in worker.of("log") if line.get("code") == "system_slept"]
     assert log["level"] == "info"
     assert log["details"] == {"seconds": 312}
+
+
+def test_a_clock_that_is_set_back_again_and_again_changes_nothing_but_the_times(run: Spawn) -> None:
+    code = (
+        "import itertools, time\n"
+        "real, hours = time.time_ns, itertools.count()\n"
+        "time.time_ns = lambda: real() - next(hours) * 3600 * 10**9\n"
+        "from trainwire_worker.__main__ import leave\n"
+        "leave()\n"
+    )
+    worker = run("--restarts", "1", python=("-c", code), script={"acts": [{"do": "die", "step": 8, "attempt": 1}]})
+    assert worker.finish()["outcome"] == "completed"
+    times = [line["ts"] for line in worker.lines if "ts" in line]
+    assert times == sorted(times, reverse=True)
+    assert violations(raw + b"\n" for raw in worker.reader.raw) == []
+    assert [line.get("resumed_from_step") for line in worker.of("attempt")] == [None, 5]
+    assert len(worker.log()) == worker.lines[-1]["seq"]
 
 
 def test_a_machine_that_never_slept_has_nothing_to_tell() -> None:

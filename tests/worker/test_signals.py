@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 from pathlib import Path
@@ -157,6 +158,22 @@ def test_a_stopped_worker_goes_on_where_it_was(run: Spawn) -> None:
     worker.send("stop")
     end = worker.finish()
     assert end["outcome"] == "stopped"
+    assert sum(line["updates"] for line in worker.of("step")) == end["step"]
+
+
+def test_a_run_whose_processes_all_stand_still_for_a_while_goes_on(run: Spawn) -> None:
+    worker = running(run, "--exit-grace", "0.2", "--stop-grace", "0.2", start_new_session=True)
+    both = (worker.pid, worker.engine_pid())
+    os.killpg(worker.pid, signal.SIGSTOP)
+    wait_until(lambda: [_state(pid) for pid in both] == ["T", "T"], "both stand still")
+    # Longer than every grace: what was due meanwhile finds a run that lives.
+    select.select([], [], [], 0.5)
+    os.killpg(worker.pid, signal.SIGCONT)
+    worker.send("ping", "awake")
+    assert worker.reader.answer("awake")["ok"]
+    worker.send("stop")
+    end = worker.finish()
+    assert (end["outcome"], end["exit_code"]) == ("stopped", 0)
     assert sum(line["updates"] for line in worker.of("step")) == end["step"]
 
 
