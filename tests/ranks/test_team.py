@@ -8,9 +8,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from tiny import RandomRows
 
+from trainwire_engine.batches import share
 from trainwire_engine.hub import Hub
 from trainwire_engine.meeting import backend
 from trainwire_engine.ranks import Alone, Team
@@ -38,21 +39,21 @@ def both(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]
     return mine, results[0]
 
 
-@pytest.mark.parametrize("size", [2, 3, 8])
-def test_every_row_has_one_rank_and_the_ranks_have_about_as_much_to_do(size: int) -> None:
-    draw = np.random.default_rng(size)
-    dataset = SimpleNamespace(lengths=draw.integers(5, 500, size=400))
-    rows = [int(row) for row in draw.permutation(400)[:64]]
-    shares = [team(rank, size).share(rows, dataset) for rank in range(size)]
-    assert sorted(row for share in shares for row in share) == sorted(rows)
-    loads = [sum(int(dataset.lengths[row]) for row in share) for share in shares]
-    assert max(loads) < 1.03 * sum(loads) / size
+CONFIG = SimpleNamespace(micro_batch_tokens=2048, packing=False)
+
+
+def test_a_rank_takes_its_share_of_an_update_and_a_process_alone_takes_all() -> None:
+    rows, dataset = list(range(20)), RandomRows(20)
+    shares = [team(rank, 3).share(dataset, rows, CONFIG) for rank in range(3)]
+    assert sorted(row for taken in shares for row in taken) == rows
+    assert shares == share(dataset, rows, 3, CONFIG.micro_batch_tokens)
+    assert Alone().share(dataset, rows, CONFIG) == rows
 
 
 def test_an_update_with_fewer_rows_than_ranks_leaves_ranks_without_one() -> None:
-    dataset = SimpleNamespace(lengths=np.array([9, 4, 7]))
-    assert [team(rank, 4).share([2, 0], dataset) for rank in range(4)] == [[0], [2], [], []]
-    assert Alone().share([2, 0], dataset) == [2, 0]
+    shares = [team(rank, 4).share(RandomRows(5), [2, 0], CONFIG) for rank in range(4)]
+    assert sorted(map(len, shares)) == [0, 0, 1, 1]
+    assert {row for taken in shares for row in taken} == {0, 2}
 
 
 def test_the_sums_of_an_evaluation_come_together_in_the_order_of_its_batches(pair: tuple[Team, Team]) -> None:

@@ -140,6 +140,25 @@ def plan(
     ]
 
 
+def share(
+    dataset: Any,
+    rows: Sequence[int],
+    count: int,
+    micro_batch_tokens: int,
+    shapes: Shapes | None = None,
+    *,
+    packing: bool = False,
+) -> list[list[int]]:
+    """Divide the rows of an update among so many ranks, so that their passes cost about the same.
+
+    Each gets rows of like length, the first the longest; with few rows a rank may get none.
+    """
+    shapes = shapes or policy()
+    examples = _sorted_examples(dataset, rows)
+    spans = shapes.shares([size for size, _, _ in examples], micro_batch_tokens, count, packing=packing)
+    return [[row for _, row, _ in examples[start:end]] for start, end in spans]
+
+
 def single(dataset: Any, rows: Sequence[int], shapes: Shapes | None = None) -> MicroBatch:
     """Put rows into one micro-batch, whatever its size; each must have a trained token."""
     shapes = shapes or policy()

@@ -96,7 +96,7 @@ def update(parts: Parts) -> tuple[Measured, list[int]]:
     state, config = parts.course.state, parts.course.config
     started = time.perf_counter()
     rows = parts.order.rows(state.epoch - 1, state.epoch_update)
-    mine = parts.ranks.share(rows, parts.dataset)
+    mine = parts.ranks.share(parts.dataset, rows, config)
     micro_batches = plan(parts.dataset, mine, config.micro_batch_tokens or 0, packing=config.packing)
     ready = time.perf_counter()
     parts.reports.alive("compile" if parts.step.compiles(micro_batches) else "train")

@@ -46,7 +46,7 @@ class ProfiledStep(UpdateStep):
         self._made = -1
         self._report = report
         self._left_at = 0.0
-        self._spent = dict.fromkeys(("outside", "passes", "finish", "forward", "head", "alone"), 0.0)
+        self._spent = dict.fromkeys(("outside", "passes", "ranks", "finish", "forward", "head", "alone"), 0.0)
         self._tokens = 0
         self._forward = compiled(self._trace_forward)
         self._head = compiled(self._trace_head)
@@ -60,15 +60,15 @@ class ProfiledStep(UpdateStep):
     ) -> UpdateResult:
         """Make an update; see UpdateStep."""
         started = time.perf_counter()
-        inside = self._spent["passes"]
+        inside = self._spent["passes"] + self._spent["ranks"]
         if self._measures:
             self._spent["outside"] += started - self._left_at
             self._take_apart(micro_batches, step)
             started = time.perf_counter()
         result = super().__call__(micro_batches, step=step, learning_rate=learning_rate, max_grad_norm=max_grad_norm)
         if self._measures:
-            passes = self._spent["passes"] - inside
-            self._spent["finish"] += time.perf_counter() - started - passes
+            inner = self._spent["passes"] + self._spent["ranks"] - inside
+            self._spent["finish"] += time.perf_counter() - started - inner
             self._tokens += result.tokens
         self._made += 1
         if self._made == self._updates:
@@ -84,6 +84,14 @@ class ProfiledStep(UpdateStep):
             mx.eval(sums)
             self._spent["passes"] += time.perf_counter() - started
         return sums
+
+    def reduce(self, own: Any, micro_batches: Sequence[MicroBatch]) -> tuple[Any, int]:
+        """The sums over the ranks, and the wait for those that are not as far."""
+        started = time.perf_counter()
+        summed = super().reduce(own, micro_batches)
+        if self._measures:
+            self._spent["ranks"] += time.perf_counter() - started
+        return summed
 
     def _take_apart(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
         params = self.model.trainable
@@ -127,6 +135,8 @@ class ProfiledStep(UpdateStep):
             "optimizer_ms": spent["finish"],
             "outside_ms": spent["outside"],
         }
+        if self._ranks.size > 1:
+            parts["ranks_ms"] = spent["ranks"]
         whole = sum(parts.values())
         rate = self._tokens / self._updates / whole * 1000
         words = ", ".join(f"{part[:-3]} {ms:.1f} ms ({ms / whole:.0%})" for part, ms in parts.items())

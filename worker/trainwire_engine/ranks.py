@@ -16,7 +16,7 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from trainwire_engine.batches import MicroBatch
+from trainwire_engine.batches import MicroBatch, share
 from trainwire_engine.hub import Hub, Message
 from trainwire_protocol.errors import TrainwireError
 
@@ -36,7 +36,7 @@ class Alone:
     agreed = True
     """Whether the orders that wait may be carried out at this boundary."""
 
-    def share(self, rows: list[int], dataset: Any) -> list[int]:
+    def share(self, dataset: Any, rows: list[int], config: Any) -> list[int]:
         """Choose this rank's rows of an update."""
         return rows
 
@@ -112,10 +112,8 @@ class Team(Alone):
         """Does on another rank what rank 0 tells."""
         self._counts: Counts = (0, 0, 0)
 
-    def share(self, rows: list[int], dataset: Any) -> list[int]:
-        """Give the longest rows first, each to the rank that has the least to do."""
-        takes, lengths = self.take_turns(), dataset.lengths
-        return [row for row in sorted(rows, key=lambda row: (-int(lengths[row]), row)) if takes(int(lengths[row]))]
+    def share(self, dataset: Any, rows: list[int], config: Any) -> list[int]:
+        return share(dataset, rows, self.size, config.micro_batch_tokens or 0, packing=config.packing)[self.rank]
 
     def take_turns(self) -> Callable[[int], bool]:
         loads = [0] * self.size

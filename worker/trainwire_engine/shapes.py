@@ -20,13 +20,20 @@ the graph, and products of 4,096 positions use the card: as many as fit into a 4
 from __future__ import annotations
 
 import functools
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from trainwire_engine import memory
+
+Cost = Callable[[int, int], tuple[Any, Any]]
+"""Of the spans to `end`, from `start` or the first later one that may be within the budget, `start` + 1, …: their
+sizes, and what their passes cost, in padded tokens."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +84,7 @@ class Shapes:
         The cost is the sum of the padded tokens and of `pass_cost` for each span; a span stays within the budget
         unless it is a single row.
         """
-
-        def cost(start: int, end: int) -> tuple[int, float]:
-            padded = lengths[start] * self.rows(end - start, lengths[start], budget)
-            return padded, padded + self.pass_cost
-
-        return _cheapest(len(lengths), budget, cost)
+        return _Cuts(len(lengths), budget, self._cost(lengths, budget)).spans()
 
     def packed_cuts(self, sizes: Sequence[int], budget: int) -> list[tuple[int, int]]:
         """Cut falling lengths into spans, each one flat row within the budget unless it is a single example.
@@ -90,33 +92,95 @@ class Shapes:
         A slot of attention, which is padded, counts as a sixth of a token: in Qwen3 0.6B attention over 1,000 tokens
         takes about so much of a layer.
         """
+        return _Cuts(len(sizes), budget, self._packed_cost(sizes, budget)).spans()
+
+    def shares(self, sizes: Sequence[int], budget: int, count: int, *, packing: bool = False) -> list[tuple[int, int]]:
+        """Divide falling lengths into so many spans, some perhaps empty; the dearest costs as little as it can.
+
+        Rows of like length stay together, so that a share needs hardly more passes and padding than it is of the
+        whole: rows dealt out one by one cost up to a third more on a GPU.
+        """
+        lengths = sizes if packing else [self.length(size) for size in sizes]
+        cost = self._packed_cost(lengths, budget) if packing else self._cost(lengths, budget)
+        return _Cuts(len(sizes), budget, cost).divide(count)
+
+    def _cost(self, lengths: Sequence[int], budget: int) -> Cost:
+        padded = np.array(lengths, np.int64)
+        rows = np.array([self.rows(count, 1, 0) for count in range(len(lengths) + 1)])
+        least = np.array([self.rows(1, length, budget) for length in lengths])
+
+        def cost(start: int, end: int) -> tuple[Any, Any]:
+            sizes = padded[start:end] * np.maximum(rows[end - start : 0 : -1], least[start:end])
+            return sizes, sizes + float(self.pass_cost)
+
+        return cost
+
+    def _packed_cost(self, sizes: Sequence[int], budget: int) -> Cost:
         ends = [0, *accumulate(sizes)]
+        lengths = np.array([self.length(size) for size in sizes])
+        slots = np.array([self.rows(count, 1, 0) for count in range(len(sizes) + 1)])
 
-        def cost(start: int, end: int) -> tuple[int, float]:
-            flat, length = self.flat(ends[end] - ends[start]), self.length(sizes[start])
-            return flat, flat + length * self.rows(end - start, length, 0) / 6 + self.pass_cost
+        def cost(start: int, end: int) -> tuple[Any, Any]:
+            first = min(end - 1, bisect_left(ends, ends[end] - budget, start))
+            flat = np.array([self.flat(ends[end] - before) for before in ends[first:end]])
+            return flat, flat + lengths[first:end] * slots[end - first : 0 : -1] / 6 + self.pass_cost
 
-        return _cheapest(len(sizes), budget, cost)
+        return cost
 
 
-def _cheapest(count: int, budget: int, cost: Callable[[int, int], tuple[int, float]]) -> list[tuple[int, int]]:
-    """Cut 0 … count-1 into spans of least cost; `cost` also gives a span's size, which stays within the budget."""
-    best = [0.0] * (count + 1)
-    start_of = [0] * (count + 1)
-    for end in range(1, count + 1):
-        costs = []
-        for start in range(end - 1, -1, -1):
-            size, more = cost(start, end)
-            if size > budget and start < end - 1:
+class _Cuts:
+    """Ways to cut 0 … count-1 into spans, each within a budget unless it is a single one."""
+
+    def __init__(self, count: int, budget: int, cost: Cost) -> None:
+        self._count = count
+        self._budget = budget
+        self._cost = cost
+
+    def spans(self) -> list[tuple[int, int]]:
+        """The spans of least cost."""
+        _, last = self._cheapest(0)
+        spans, end = [], self._count
+        while end:
+            spans.append((last[end], end))
+            end = last[end]
+        return spans[::-1]
+
+    def divide(self, shares: int) -> list[tuple[int, int]]:
+        """Divide into so many shares, each of any number of spans, so that the dearest is within 2 % of the least."""
+        whole = float(self._cheapest(0)[0][-1])
+        least, most = whole / shares, 1.25 * whole / shares
+        while (best := self._fill(shares, most)) is None:
+            least, most = most, 2 * most
+        while most - least > 0.02 * least:
+            middle = (least + most) / 2
+            found = self._fill(shares, middle)
+            least, most, best = (middle, most, best) if found is None else (least, middle, found)
+        return best
+
+    def _fill(self, shares: int, most: float) -> list[tuple[int, int]] | None:
+        """Fill one share after another up to a cost; None if something is left over."""
+        found, start = [], 0
+        for _ in range(shares):
+            end = start + len(self._cheapest(start, most)[0]) - 1
+            found.append((start, end))
+            start = end
+        return found if start == self._count else None
+
+    def _cheapest(self, start: int, most: float = float("inf")) -> tuple[Any, list[int]]:
+        """For each end from `start` on, as far as that costs no more than `most`: the least cost up to it, and where
+        the last span before it starts."""
+        best, last = np.zeros(self._count - start + 1), [start]
+        for end in range(start + 1, self._count + 1):
+            sizes, costs = self._cost(start, end)
+            sizes[-1] = 0
+            first = end - len(sizes)
+            totals = np.where(sizes <= self._budget, best[first - start : end - start] + costs, np.inf)
+            at = int(totals.argmin())
+            if totals[at] > most:
                 break
-            costs.append((best[start] + more, start))
-        best[end], start_of[end] = min(costs)
-    spans = []
-    end = count
-    while end:
-        spans.append((start_of[end], end))
-        end = start_of[end]
-    return spans[::-1]
+            best[end - start] = totals[at]
+            last.append(first + at)
+        return best[: len(last)], last
 
 
 CPU = Shapes(32, 8, 2**20, 0, filled=0, pass_cost=64, chunk_bytes=2**25)

@@ -68,7 +68,7 @@ class UpdateStep:
         """Make the update number `step` (which seeds dropout); 0, None or infinity do not clip."""
         model = self.model
         own = self.sums(micro_batches, step) if micro_batches else None
-        totals, tokens = self._ranks.reduce(own, model.trainable, micro_batches)
+        totals, tokens = self.reduce(own, micro_batches)
         del own
         (loss, correct), grads = totals
         del totals
@@ -80,6 +80,10 @@ class UpdateStep:
         self.state, self._traced = state, False
         mean, guessed, norm, finite = measured.tolist()
         return UpdateResult(mean, tokens, round(guessed), norm, skipped=not finite)
+
+    def reduce(self, own: Any, micro_batches: Sequence[MicroBatch]) -> tuple[Any, int]:
+        """Add the sums of all ranks up; gives them with their trained tokens."""
+        return self._ranks.reduce(own, self.model.trainable, micro_batches)
 
     def compiles(self, micro_batches: Sequence[MicroBatch]) -> bool:
         """Tell whether an update will trace or compile: the first one, and on a GPU one with a shape not met yet."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny import RandomRows, tiny_model
 
 from trainwire_engine import memory, shapes
-from trainwire_engine.batches import Order, plan, single
+from trainwire_engine.batches import Order, plan, share, single
 from trainwire_engine.model import load_model
 from trainwire_engine.optimizer import Optimizer
 from trainwire_engine.shapes import CPU, CUDA, METAL, Shapes
@@ -95,6 +95,41 @@ def test_a_plan_holds_every_trained_token_once_under_the_budget(kind: str, seed:
         (row, int(at), int(rows.tokens(row)[at])) for row in range(count) for at in np.flatnonzero(rows.mask(row))
     ]
     assert sorted(seen) == sorted(expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(POLICIES)),
+    count=st.integers(1, 5),
+    rows=st.integers(0, 12),
+    seed=st.integers(0, 2**32),
+    packing=st.booleans(),
+)
+def test_every_row_of_an_update_is_in_one_share(kind: str, count: int, rows: int, seed: int, *, packing: bool) -> None:
+    dataset = RandomRows(12, shortest=2, longest=90, seed=seed)
+    shares = share(dataset, list(range(rows)), count, 512, POLICIES[kind], packing=packing)
+    assert len(shares) == count
+    assert sorted(row for taken in shares for row in taken) == list(range(rows))
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch_size", "count", "faster"),
+    [("cuda", 64, 2, 1.75), ("cuda", 256, 2, 1.85), ("cuda", 256, 8, 6.5), ("cpu", 16, 2, 1.85), ("cpu", 64, 4, 3.7)],
+)
+def test_the_dearest_share_costs_little_more_than_its_part_of_the_whole(
+    kind: str, batch_size: int, count: int, faster: float
+) -> None:
+    policy, budget = POLICIES[kind], 16384 if kind == "cuda" else 2048
+    dataset, order = ChatRows(2000), Order(2000, batch_size, seed=0)
+
+    def cost(rows: list[int]) -> int:
+        batches = plan(dataset, rows, budget, policy)
+        return sum(batch.tokens.size for batch in batches) + policy.pass_cost * len(batches)
+
+    updates = [order.rows(0, update) for update in range(2000 // batch_size)]
+    whole = sum(cost(rows) for rows in updates)
+    dearest = sum(max(map(cost, share(dataset, rows, count, budget, policy))) for rows in updates)
+    assert whole / dearest > faster
 
 
 @given(length=st.integers(1, 40000), rows=st.integers(1, 500))
