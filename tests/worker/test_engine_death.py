@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 import pytest
-from worker_driver import Spawn, children_of, is_gone, wait_until
+from worker_driver import Spawn, Worker, children_of, is_gone, wait_until
 
 LONG = {"max_steps": 20}
 
@@ -130,6 +130,62 @@ def test_a_restart_answers_what_was_open_keeps_a_pause_and_takes_orders_meanwhil
     assert worker.wait("paused")["step"] == saved
     assert worker.result("resume")["changed"]
     worker.wait("step", step=saved + 2)
+    worker.send("stop")
+    worker.finish()
+
+
+def paused_before_the_first_update(worker: Worker) -> Worker:
+    """Start the run and hold it at step 0."""
+    worker.send("start", config=worker.config)
+    worker.send("pause")
+    worker.wait("paused", step=0)
+    return worker
+
+
+def test_a_restart_keeps_the_settings_that_were_made_since_the_checkpoint(serve: Spawn) -> None:
+    acts = [{"do": "die", "step": 13, "attempt": attempt} for attempt in (1, 2)]
+    steady = {"max_steps": 1000, "schedule": "constant", "warmup_steps": 0}
+    worker = paused_before_the_first_update(serve("--restarts", "2", script={"acts": acts}, config=LONG | steady))
+    for values in ({"learning_rate": 2e-3, "log_every": 1}, {"max_steps": 20}, {"learning_rate": 3e-3}):
+        worker.result("resume", steps=4)
+        worker.wait("paused")
+        worker.result("set", values=values)
+    worker.result("resume")
+    end = worker.finish()
+    assert (end["outcome"], end["step"], len(worker.of("attempt"))) == ("completed", 20, 3)
+    second = worker.lines.index(worker.of("attempt")[1])
+    changed = [line for line in worker.lines[second:] if line["type"] == "config_changed"]
+    assert [line["effective_step"] for line in changed] == [11, 11]
+    assert [line["changes"] for line in changed] == [{"learning_rate": {"from": 2e-3, "to": 3e-3}}] * 2
+    assert all("cause" not in line for line in changed)
+    rates = {line["learning_rate"] for line in worker.lines[second:] if line["type"] == "step"}
+    assert rates == {3e-3}, "also the updates that are made again use them"
+
+
+@pytest.mark.parametrize(("save_every", "again"), [(5, [6, 7, 8, 9, 10]), (10, list(range(1, 11)))])
+def test_a_restart_keeps_to_the_updates_that_a_resume_counts(serve: Spawn, save_every: int, again: list[int]) -> None:
+    act = {"do": "die", "step": 8, "attempt": 1}
+    worker = serve("--restarts", "1", script={"acts": [act]}, config={"max_steps": 1000, "save_every": save_every})
+    paused_before_the_first_update(worker).result("resume", id="counted", steps=10)
+    worker.wait("attempt", attempt=2)
+    paused = worker.wait("paused")
+    assert (paused["step"], paused["cause"]) == (10, "counted")
+    start = worker.lines.index(worker.of("attempt")[1])
+    assert [line["step"] for line in worker.lines[start:] if line["type"] == "step"] == again
+    worker.send("stop")
+    worker.finish()
+
+
+def test_a_restart_passes_over_a_broken_checkpoint_and_names_it(serve: Spawn) -> None:
+    worker = serve("--restarts", "1", config=LONG | {"max_steps": 100_000})
+    worker.begin()
+    worker.wait("checkpoint", step=10)
+    worker.hold_engine()
+    (worker.run_dir / "checkpoint-000010" / "adapters.safetensors").write_bytes(b"")
+    os.kill(worker.engine_pid(), signal.SIGKILL)
+    assert worker.wait("attempt", attempt=2)["resumed_from_step"] == 5
+    told = worker.wait("log", code="checkpoint_broken")
+    assert told["details"]["path"] == str(worker.run_dir / "checkpoint-000010")
     worker.send("stop")
     worker.finish()
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -254,6 +257,37 @@ def test_the_control_socket_is_for_its_owner_only_and_is_removed(serve: Spawn) -
     worker.finish()
     assert not path.parent.exists()
     assert lock_holder(worker.run_dir) is None
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Give a temporary folder in which a socket's path is short enough."""
+    folder = Path(tempfile.mkdtemp(prefix="tw-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_the_next_worker_takes_away_the_sockets_of_killed_ones_and_of_no_other(
+    serve: Spawn, tmp_path: Path, short_folder: Path
+) -> None:
+    place = {"TMPDIR": str(short_folder)}
+    killed = serve(config=LONG, env=place)
+    killed.begin()
+    killed.process.kill()
+    killed.process.wait()
+    (left,) = short_folder.glob("trainwire-*/control")
+    living = serve(config=LONG | {"run_dir": str(tmp_path / "living")}, env=place)
+    living.begin()
+    assert not left.parent.exists()
+    (short_folder / "trainwire-control-empty").mkdir()
+    other = serve(config=LONG | {"run_dir": str(tmp_path / "other")}, env=place)
+    other.begin()
+    assert not (short_folder / "trainwire-control-empty").exists()
+    for worker in (living, other):
+        assert worker.controller().result("ping")
+        worker.send("stop")
+        worker.finish()
+    assert not list(short_folder.glob("trainwire-*"))
 
 
 def test_a_controller_that_only_says_a_word_gets_its_answer(serve: Spawn) -> None:

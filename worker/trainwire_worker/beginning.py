@@ -1,5 +1,7 @@
 """The beginning of a run and of each attempt at it: from a config to an engine that has its first order."""
 
+from pathlib import Path
+
 import msgspec
 
 from trainwire_protocol import commands as c
@@ -110,9 +112,13 @@ class Beginning:
                 "log_repaired",
                 bytes=prepared.log.past.cut_bytes,
             )
-        for path, problem in prepared.passed_over:
-            state.log("warn", f"The checkpoint {path} is passed over: {problem}.", "checkpoint_broken", path=str(path))
+        self._tell_of(prepared.passed_over)
         state.describe_lock()
+
+    def _tell_of(self, passed_over: list[tuple[Path, str]]) -> None:
+        for path, problem in passed_over:
+            message = f"The checkpoint {path} is passed over: {problem}."
+            self._state.log("warn", message, "checkpoint_broken", path=str(path))
 
     def _tell_tracker(self, name: str, output: str, status: int) -> None:
         message = f"The tracker {name} has left with exit code {status}; {output} has its last words."
@@ -135,10 +141,13 @@ class Beginning:
             )
         )
 
-    def again(self, resume_from: CheckpointInfo | None) -> None:
-        """Begin another attempt in place of an engine that died."""
-        self._state.desk.paused()
+    def again(
+        self, resume_from: CheckpointInfo | None, passed_over: list[tuple[Path, str]], orders: list[Order]
+    ) -> None:
+        """Begin another attempt in place of an engine that died; `orders` come before those that wait."""
+        self._early[:0] = orders
         self._say_attempt(resume_from)
+        self._tell_of(passed_over)
         self._start_engine(resume_from)
 
     def _start_engine(self, resume_from: CheckpointInfo | None) -> None:

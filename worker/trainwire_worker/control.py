@@ -4,32 +4,32 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
-from pathlib import Path
 
 from trainwire_protocol.events import ErrorBody, Response
 
 from .connection import Connection
+from .control_folder import SOCKET_NAME, ControlFolder
 from .desk import Desk
 from .emitter import Emitter
-
-_LONGEST_PATH = 100
-"""Bytes of a socket's path; systems take 104 or 108."""
 
 
 class ControlSocket:
     """A Unix socket that only the owner can reach, by which another process steers the run."""
 
     def __init__(self) -> None:
-        self._folder = _make_folder()
-        self.path = self._folder / "control"
+        self._folder = ControlFolder()
+        self.path = self._folder.path / SOCKET_NAME
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         old = os.umask(0o177)
         try:
             self._listener.bind(str(self.path))
+            self._listener.listen(4)
+        except OSError:
+            self.close()
+            raise
         finally:
             os.umask(old)
-        self._listener.listen(4)
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when a controller knocks."""
@@ -44,22 +44,7 @@ class ControlSocket:
     def close(self) -> None:
         """Remove the socket."""
         self._listener.close()
-        with contextlib.suppress(OSError):
-            self.path.unlink()
-            self._folder.rmdir()
-
-
-def _make_folder() -> Path:
-    # As tempfile does it, which would load the random numbers and the decompressors first.
-    name = f"trainwire-{os.urandom(6).hex()}"
-    wanted = Path(os.environ.get("TMPDIR") or "/tmp").absolute() / name
-    if len(os.fsencode(wanted / "control")) <= _LONGEST_PATH:
-        with contextlib.suppress(OSError):
-            wanted.mkdir(mode=0o700)
-            return wanted
-    folder = Path("/tmp") / name
-    folder.mkdir(mode=0o700)
-    return folder
+        self._folder.remove()
 
 
 class Controllers:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from trainwire_protocol import commands as c
-from trainwire_protocol.channel import PauseOrder, ResumeOrder
+from trainwire_protocol.channel import Order, PauseOrder, ResumeOrder
 from trainwire_protocol.codec import Refusal, decode_command
 from trainwire_protocol.errors import BadLine, Busy, CommandRefused, ShuttingDown, TrainwireError, WrongState
 from trainwire_protocol.events import Command, ErrorBody, Phase, Response, Source
@@ -152,7 +152,7 @@ class Desk:
             self.respond(pending, {"step": self._snapshot.step, "changed": False})
             return
         self._record(pending, {} if command.steps is None else {"steps": command.steps}, source)
-        pending.counts = command.steps is not None
+        pending.steps = command.steps
         self.host.give_order(ResumeOrder(order=self.file(pending), steps=command.steps))
 
     def _order(self, command: c.ClientCommand, pending: Pending, source: Source) -> None:
@@ -173,6 +173,14 @@ class Desk:
     def paused(self) -> None:
         """Take notice that no counted stretch goes on any more."""
         self._stretch = None
+
+    def rest_of_stretch(self, step: int) -> Order | None:
+        """Give the order by which an engine that goes on from `step` keeps to the updates that a `resume` counts."""
+        if self._stretch is None:
+            return None
+        order, pending = self._stretch
+        left = (pending.until or 0) - step
+        return ResumeOrder(order=order, steps=left) if left > 0 else PauseOrder(order=order)
 
     def _replay(self, command: c.Replay, pending: Pending) -> None:
         log = self._emitter.log
@@ -203,7 +211,8 @@ class Desk:
             self._respond_error(error, pending)
             return
         if pending.cmd == "resume":
-            self._stretch = (order, pending) if pending.counts else None
+            self._stretch = (order, pending) if pending.steps else None
+            pending.until = (result or {}).get("step", 0) + (pending.steps or 0)
         self.respond(pending, result or {})
 
     def respond(self, pending: Pending, result: dict[str, Any]) -> None:

@@ -18,8 +18,10 @@ class Pending(msgspec.Struct):
     cmd: str
     connection: Connection | None
     seq: int | None = None
-    counts: bool = False
-    """True for a `resume` that pauses again after a number of updates."""
+    until: int | None = None
+    """The step at which a `resume` that counts its updates pauses again, once it is answered."""
+    steps: int | None = None
+    """The updates that a `resume` counts."""
 
 
 class Host(Protocol):

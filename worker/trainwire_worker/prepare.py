@@ -22,6 +22,7 @@ from trainwire_protocol.rundir import (
 )
 
 from .choice import choose
+from .control_folder import clear_dead
 from .engine_link import check_engine_installed
 from .eventlog import EventLog
 from .options import Options
@@ -99,6 +100,7 @@ def prepare(
     if not _take_lock(lock, options.lock_wait, cancelled, announce):
         return None
     lock.describe(LockInfo(pid=os.getpid(), since_ms=time.time_ns() // 1_000_000, phase="loading"))
+    clear_dead()
     try:
         past = read_past(run_dir / LOG_NAME)
         if request.overwrite and config.resume == "never":

@@ -4,7 +4,18 @@ import os
 
 from trainwire_protocol.channel import Alive, Answer, AnyReport, Report, StepHistory
 from trainwire_protocol.errors import from_code
-from trainwire_protocol.events import Activity, Checkpoint, Complete, Event, Init, Paused, Phase, Resumed, Step
+from trainwire_protocol.events import (
+    Activity,
+    Checkpoint,
+    Complete,
+    ConfigChanged,
+    Event,
+    Init,
+    Paused,
+    Phase,
+    Resumed,
+    Step,
+)
 
 from .state import RunState
 
@@ -37,6 +48,11 @@ class Reports:
         order = state.begin_order if isinstance(event, Init) else event.cause
         pending = state.desk.cause(order if isinstance(order, int) else None)
         event.cause = pending.id if pending else None
+        if isinstance(event, ConfigChanged) and order == 0:
+            # A restart puts settings in force again, some of which the checkpoint may have had.
+            event.changes = {key: change for key, change in event.changes.items() if change.from_ != change.to}
+            if not event.changes:
+                return
         if isinstance(event, Paused):
             state.desk.paused()
             snapshot.activity = "none"

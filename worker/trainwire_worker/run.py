@@ -1,14 +1,12 @@
 """At most one run: orders go to the engine, and one cause decides the end."""
 
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 from trainwire_protocol import commands as c
-from trainwire_protocol.channel import Order, PauseOrder, StopOrder
+from trainwire_protocol.channel import Order, StopOrder
 from trainwire_protocol.errors import EngineDied, Internal, WrongState, from_code
 from trainwire_protocol.events import Phase, Source
-from trainwire_protocol.rundir import CheckpointInfo, newest_whole_checkpoint
 
 from .beginning import Beginning
 from .emitter import Clock, Emitter
@@ -16,6 +14,7 @@ from .ending import Ending, failure
 from .engine_session import Departure
 from .host import Pending
 from .options import Options
+from .restarts import Restarts
 from .snapshot import Snapshot
 from .state import RunState
 from .timers import Mailbox, Timers
@@ -39,7 +38,7 @@ class Run:
         """True once a client let the run outlive it."""
         self._later: deque[tuple[c.Start | c.Validate, int]] = deque()
         self._killed = False
-        self._restarts = 0
+        self._restarts = Restarts(self.state, self.beginning)
 
     @property
     def active(self) -> bool:
@@ -208,29 +207,8 @@ class Run:
             self._engine_died(departure.as_error(state.snapshot.last_checkpoint))
 
     def _engine_died(self, error: EngineDied, checkpoint: str | None = None) -> None:
-        state = self.state
-        if state.ending is not None or self._restarts >= state.options.restarts:
-            state.conclude(failure(error), checkpoint=checkpoint)
-            return
-        self._restarts += 1
-        message = f"{error.message} Restart {self._restarts} of {state.options.restarts}."
-        state.log("error", message, error.code, **error.details)
-        # A start that is still open is answered by the attempt that gets as far as `init`.
-        state.desk.close({}, error, keep=frozenset({"start"}))
-        run_dir = Path((state.request and state.request.config.run_dir) or "")
-        state.mailbox.work(lambda: newest_whole_checkpoint(run_dir), self._restart)
-
-    def _restart(self, found: tuple[CheckpointInfo | None, list[tuple[Path, str]]] | BaseException) -> None:
-        if isinstance(found, BaseException):
-            raise found
-        state = self.state
-        if state.ending is not None:
-            state.conclude(state.ending)
-            return
-        was_paused = state.snapshot.phase in ("pausing", "paused")
-        self.beginning.again(found[0])
-        if was_paused and state.engine is not None:
-            state.engine.send(PauseOrder(order=0))
+        if self.state.ending is not None or not self._restarts.begin(error):
+            self.state.conclude(failure(error), checkpoint=checkpoint)
 
     def close(self) -> None:
         """Let go of the log and the lock."""

@@ -9,6 +9,7 @@ from trainwire_protocol.events import (
     Attempt,
     Checkpoint,
     Complete,
+    ConfigChanged,
     EpochStart,
     EvalEnd,
     Event,
@@ -36,6 +37,8 @@ class Snapshot:
         self.resumed_from: str | None = None
         self.metrics: Step | None = None
         self.valid_loss: float | None = None
+        self.settings: dict[str, tuple[Any, int]] = {}
+        """What `set` has changed in this process: each value, and the first update that used it."""
         self.completed: str | None = None
         """Why the run came to its end by itself, once it has."""
 
@@ -53,6 +56,8 @@ class Snapshot:
             self.step = event.start_step
         elif isinstance(event, EpochStart):
             self.epoch = event.epoch
+        elif isinstance(event, ConfigChanged):
+            self.settings.update({key: (change.to, event.effective_step) for key, change in event.changes.items()})
         elif isinstance(event, EvalEnd):
             self.valid_loss = event.valid_loss
         elif isinstance(event, Complete):
@@ -63,6 +68,10 @@ class Snapshot:
             self.checkpoint = None
             self.resumed_from = event.resumed_from
             self.step = event.resumed_from_step or 0
+
+    def settings_after(self, step: int) -> dict[str, Any]:
+        """Give the settings in force that a checkpoint of this step may lack."""
+        return {key: value for key, (value, effective) in self.settings.items() if effective > step}
 
     @property
     def last_checkpoint(self) -> str | None:
