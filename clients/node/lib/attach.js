@@ -16,6 +16,8 @@ const BLOCK = 256 << 10
 const POLL = 250
 /** How often a silent worker is asked for a sign of life, in ms. */
 const PROBE = 1000
+/** How long nobody may hold a run before that is its death, in ms: a supervised worker is being started again. */
+const HANDOVER = 500
 
 /** A run that another process started, followed through its log and steered through its control socket. */
 class AttachedRun extends Run {
@@ -57,15 +59,20 @@ class AttachedRun extends Run {
   async #follow() {
     try {
       let probe = 0
+      let gone
       while (!this.#leaving) {
         if (await this.#readOn()) {
+          gone = undefined
           // One that has said `end` is about to leave.
           if (this.#end) probe = 0
           continue
         }
-        if (Date.now() >= probe) {
-          if (!(await workerLives(this.runDir)) && !(await this.#readOn())) break
-          probe = Date.now() + (this.#end ? POLL : PROBE)
+        const now = performance.now()
+        if (now >= probe) {
+          if (await workerLives(this.runDir)) gone = undefined
+          else if (await this.#readOn()) continue
+          else if (this.#end || now - (gone ??= now) >= HANDOVER) break
+          probe = now + (this.#end || gone !== undefined ? POLL : PROBE)
         }
         await this.#changed()
       }

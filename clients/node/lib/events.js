@@ -200,14 +200,14 @@ class EventStream extends EventEmitter {
 
   /** The same as a sentence, with the last sign of life. */
   _whatItDid() {
-    const seconds = ((Date.now() - this.#heardAt) / 1000).toFixed(1)
+    const seconds = ((performance.now() - this.#heardAt) / 1000).toFixed(1)
     const heard = this.#heardType ? `, last heard of ${seconds} s ago (${this.#heardType})` : ''
     return `The worker was ${this._doing()}${heard}.`
   }
 
   /** Notes a sign of life. */
   _heard(type) {
-    this.#heardAt = Date.now()
+    this.#heardAt = performance.now()
     this.#heardType = type
   }
 

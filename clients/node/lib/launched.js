@@ -158,8 +158,8 @@ class LaunchedRun extends Run {
     const { channel } = this.#worker
     await this._filled()
     if (this.#end) {
-      const ends = [...this.#rungs.slice(1).map(({ began }) => began), Date.now()]
-      const shutdown = this.#rungs.map(({ name, began }, i) => ({ name, ms: ends[i] - began }))
+      const ends = [...this.#rungs.slice(1).map(({ began }) => began), performance.now()]
+      const shutdown = this.#rungs.map(({ name, began }, i) => ({ name, ms: Math.round(ends[i] - began) }))
       const result = this._resultOf(this.#end, { restarts: this.restarts, shutdown })
       channel.failAll((cmd) => new RunEnded(cmd, result))
       this._finish(result)
@@ -252,7 +252,7 @@ class LaunchedRun extends Run {
           saving: () => this.#saves(worker),
           stop: () => worker.channel.request('stop', {}).catch(() => {}),
           onRung: (name) => {
-            this.#rungs.push({ name, began: Date.now() })
+            this.#rungs.push({ name, began: performance.now() })
             this.emit('shutdown', { name })
           },
         })

@@ -17,14 +17,14 @@ class Supervision {
   }
 
   get allows() {
-    this.#times = this.#times.filter((time) => Date.now() - time < this.#within)
+    this.#times = this.#times.filter((time) => performance.now() - time < this.#within)
     return this.#times.length < this.#restarts
   }
 
   /** Counts a restart; gives the ms to wait before it. The first is at once; a worker that keeps dying gets time. */
   count() {
     const before = this.#times.length
-    this.#times.push(Date.now())
+    this.#times.push(performance.now())
     return before === 0 ? 0 : Math.min(FIRST_DELAY * 2 ** (before - 1), LONGEST_DELAY)
   }
 }

@@ -213,7 +213,7 @@ class WorkerProcess {
    * resolves with true no further rung is taken before `times.save` has passed. `onRung(name)` tells each rung.
    */
   async shutdown({ times, saving, onRung, stop }) {
-    const began = Date.now()
+    const began = performance.now()
     const rungs = [
       ['stop', times.stop, stop],
       ['stdin', times.stdin, () => this.closeStdin()],
@@ -225,7 +225,7 @@ class WorkerProcess {
       onRung(name)
       act()
       await this.#goneWithin(wait)
-      while (!this.closed && Date.now() - began < times.save && (await saving())) await this.#goneWithin(SAVE_POLL)
+      while (!this.closed && performance.now() - began < times.save && (await saving())) await this.#goneWithin(SAVE_POLL)
     }
     if (!this.closed) this.#destroyStreams()
     await this.gone

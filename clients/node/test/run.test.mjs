@@ -321,3 +321,19 @@ test('an attached run that is left ends its loops without an error', PATIENT, as
   assert.deepEqual(types(await reading), ['attempt', 'init', 'step', 'step'])
   await assert.rejects(follower.pause(), trainwire.NoWorker)
 })
+
+test('a clock that is set back hides no death from those who follow', PATIENT, async (t) => {
+  const run = await start(t, [{ steps: 2 }, { await: 'stop' }, { finish: {} }])
+  await until('the log is there', () => run.lastSeq >= 4)
+  const holder = spawn(process.execPath, ['-e', 'setInterval(() => {}, 1000)'], { stdio: 'ignore' })
+  t.after(() => holder.kill('SIGKILL'))
+  fs.writeFileSync(path.join(run.runDir, 'run.lock'), JSON.stringify({ pid: holder.pid, since_ms: 0 }))
+  const follower = await attach(run.runDir)
+  const reading = collect(follower)
+  await until('the steps were read', () => follower.lastSeq >= 4)
+  const real = Date.now
+  t.mock.method(Date, 'now', () => real() - 3_600_000)
+  holder.kill('SIGKILL')
+  await once(holder, 'exit')
+  await assert.rejects(reading, trainwire.WorkerDied)
+})
