@@ -156,7 +156,7 @@ def test_what_waits_behind_a_stop_is_refused(start: Any) -> None:
 
 
 def test_settings_change_all_or_nothing(start: Any) -> None:
-    engine = running(start)
+    engine = running(start, warmup_steps=0)
     effect_then_answer(engine, events.Paused, engine.order(ch.PauseOrder))
     order = engine.order(ch.SetOrder, values={"learning_rate": 0.5, "log_every": 4})
     changed, answer = effect_then_answer(engine, events.ConfigChanged, order)

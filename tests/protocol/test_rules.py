@@ -147,10 +147,10 @@ def test_a_start_that_fails_is_answered_with_the_error_that_ends_the_process(ser
     assert response["error"]["code"] == only(lines, "error")[0]["code"] == lines[-1]["reason"] == "config_invalid"
 
 
-@pytest.mark.parametrize("act", [{"at": "load"}, {"step": 2}])
-def test_questions_are_answered_at_once_also_while_the_engine_is_busy(act: Line, run: Any) -> None:
-    session = run(script={"acts": [{"do": "hang", **act}]})
-    session.until("status" if "at" in act else "step")
+@pytest.mark.parametrize("moment", [{"at": "load"}, {"step": 2}])
+def test_questions_are_answered_at_once_also_while_the_engine_is_busy(moment: Line, run: Any) -> None:
+    session = run(script={"acts": [{"do": "log", "message": "hanging", **moment}, {"do": "hang", **moment}]})
+    session.until("log", message="hanging")
     session.send({"id": 0, "cmd": "pause"})
     for number, cmd in enumerate(("ping", "status", "replay", "detach"), 1):
         assert session.ask(number, cmd)["ok"] is True
@@ -320,7 +320,7 @@ def test_a_broken_pipe_keeps_the_log_and_detaches(policy: str, code: int, shop: 
     session = run("--on-detach", policy, script={"acts": [AT_3]})
     session.until("step", step=3)
     session.process.stdout.close()
-    session.send("RESUME")
+    session.send("SAVE_CHECKPOINT")
     assert session.process.wait(PATIENCE) == code
     log = log_of(shop)
     assert log[-1]["type"] == "end"
@@ -342,7 +342,7 @@ def test_detach_lets_the_run_outlive_its_front_end(serve: Any, shop: Any, record
     begin(session, recorder)
     session.until("step", step=3)
     assert session.ask(1, "detach")["result"] == {"changed": True}
-    session.send("RESUME")
+    session.send("SAVE_CHECKPOINT")
     session.close_input()
     lines = lines_of(session)
     assert lines[-1]["outcome"] == "completed"

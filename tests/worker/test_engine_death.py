@@ -218,7 +218,7 @@ def test_an_engine_that_closes_its_channel_and_goes_on_is_ended(run: Spawn) -> N
     worker = run("--exit-grace", "0.1", script={"acts": acts, "ignore_close": True}, config=LONG | {"max_steps": 10**5})
     worker.wait("step", step=6)
     engine = worker.engine_pid()
-    worker.send("resume")
+    worker.send("checkpoint")
     end = worker.finish()
     error = worker.of("error")[0]
     died(end, error)

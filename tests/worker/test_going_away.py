@@ -201,7 +201,7 @@ def test_detach_lets_the_run_outlive_its_front_end_whatever_the_options_say(serv
     worker.begin()
     assert worker.result("detach") == {"changed": True}
     assert worker.result("detach") == {"changed": False}
-    worker.send("resume")
+    worker.send("checkpoint")
     worker.close_input()
     worker.close_output()
     end = ended_in_the_log(worker)

@@ -198,7 +198,7 @@ test('close stops with a checkpoint, also a paused run', REAL, async (t) => {
 test('a long save is waited for, rung by rung', REAL, async (t) => {
   const times = { stop: 200, stdin: 200, terminate: 60_000 }
   const run = await start(t, { script: { step_ms: 10, save_ms: 1500 }, config: { max_steps: 100_000, save_every: 5 }, shutdown: times })
-  await until('a save begins', () => run.activity === 'checkpoint')
+  await until('a save begins', async () => (await run.status()).activity === 'checkpoint')
   const told = []
   run.on('shutdown', ({ name }) => told.push(name))
   run.on('checkpoint', () => told.push('checkpoint'))
