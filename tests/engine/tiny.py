@@ -46,8 +46,48 @@ _LINEAR_ATTENTION: dict[str, Any] = {
     "rope_parameters": {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }
 
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+
+_NO_BIAS: dict[str, Any] = {"attention_bias": False, "mlp_bias": False, "bias": False, "qkv_bias": False}
+_SLIDING: dict[str, Any] = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+
 _FAMILY: dict[str, dict[str, Any]] = {
     "qwen3": {},
+    "cohere2": {**_NO_BIAS, **_SLIDING, "sliding_window_pattern": 2, "layer_norm_bias": False, "layer_norm_eps": 1e-5},
+    "ernie4_5": {"use_bias": False},
+    "exaone4": {**_SLIDING, "sliding_window_pattern": "LG", "rope_scaling": None},
+    "glm4": {"attention_bias": True, "partial_rotary_factor": 0.5},
+    "gpt_oss": {**_SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "granite": {
+        **_NO_BIAS,
+        "logits_scaling": 2.0,
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+    },
+    "helium": _NO_BIAS,
+    "internlm3": _NO_BIAS,
+    "mimo": {"num_nextn_predict_layers": 0},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmo3": _SLIDING,
+    "olmoe": _EXPERTS,
+    "phi3": {"rope_scaling": None},
+    "qwen2_moe": _EXPERTS,
+    "qwen3_moe": {**_EXPERTS, "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True},
+    "seed_oss": {**_NO_BIAS, "attention_out_bias": False},
+    "smollm3": {"no_rope_layer_interval": 2},
+    "stablelm": {
+        "partial_rotary_factor": 0.25,
+        "qk_layernorm": False,
+        "layer_norm_eps": 1e-5,
+        "use_qkv_bias": True,
+    },
+    "starcoder2": {"norm_epsilon": 1e-5},
     "llama": {"tie_word_embeddings": False},
     "gemma3_text": {"query_pre_attn_scalar": 8, "sliding_window": 16, "sliding_window_pattern": 2},
     "lfm2": {
@@ -62,13 +102,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "full_attn_idxs": [1],
     },
     "qwen3_5": _LINEAR_ATTENTION,
-    "qwen3_5_moe": {
-        **_LINEAR_ATTENTION,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 32,
-    },
+    "qwen3_5_moe": {**_LINEAR_ATTENTION, **_EXPERTS},
 }
 
 

@@ -39,12 +39,7 @@ class Model:
             cpu_weights.widen(module)
             cpu_weights.unpack_on_use(module)
         if config.packing:
-            if model_config.get("model_type") not in segments.PROVED:
-                raise Unsupported(
-                    f"packing is not proved to be exact for models of the type {model_config.get('model_type')!r}.",
-                    hint=f"Leave packing out; it is there for {' and '.join(segments.PROVED)}.",
-                )
-            segments.install(module)
+            segments.install(module, model_config.get("model_type"))
         self._module = module
         self.model_config = model_config
         self.folder = folder

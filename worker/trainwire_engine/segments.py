@@ -2,8 +2,9 @@
 
 Norms, projections and feed-forward layers look at one token at a time. Rotary positions and attention do not: for
 them the flat row [1, heads, T, width] is spread to [rows, heads, length, width], one example in each row, and what
-attention gives is put back. So attention sees what it sees without packing, its causal kernel included, and nothing
-else computes padding. `install` puts this into architectures of which a test proves it; others are refused.
+attention gives is put back. So attention sees what it sees without packing, its causal kernel and the windows of
+sliding attention included, and nothing else computes padding. `install` puts this into architectures of which a test
+proves it; others are refused.
 """
 
 from __future__ import annotations
@@ -16,8 +17,38 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-PROVED = ("qwen3", "llama")
-"""Architectures whose loss and gradients are proved to be those of unpacked rows."""
+from trainwire_protocol.errors import Unsupported
+
+PROVED = (
+    "cohere2",
+    "ernie4_5",
+    "exaone4",
+    "gemma",
+    "gemma3_text",
+    "glm4",
+    "gpt_oss",
+    "granite",
+    "helium",
+    "hunyuan_v1_dense",
+    "internlm3",
+    "llama",
+    "mimo",
+    "mixtral",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "seed_oss",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+)
+"""Modules of mlx-lm, which serve one or more model types, whose loss and gradients are proved to be those of unpacked
+rows."""
 
 _active: tuple[mx.array, mx.array] | None = None
 
@@ -35,17 +66,25 @@ def apart(spread: mx.array | None = None, back: mx.array | None = None) -> Itera
         _active = before
 
 
-def install(module: nn.Module) -> None:
-    """Let a loaded model's attention obey `apart`; without it everything is as before."""
+def install(module: nn.Module, model_type: object) -> None:
+    """Let a loaded model's attention obey `apart`; without it everything is as before. Raises Unsupported."""
+    if type(module).__module__.rpartition(".")[2] not in PROVED:
+        raise Unsupported(
+            f"packing is not proved to be exact for models of the type {model_type!r}.",
+            hint=f"Leave packing out; mlx-lm's architectures that it is proved for are {', '.join(PROVED)}.",
+        )
     for _, layer in module.named_modules():
         rope = layer.get("rope")
         if isinstance(rope, nn.Module) and not hasattr(type(rope), "spreads"):
             rope.__class__ = _spreading(type(rope))
     homes = {type(layer).__module__ for _, layer in module.named_modules()}
     for home in (sys.modules[name] for name in homes if name.startswith("mlx_lm.models.")):
-        original = getattr(home, "scaled_dot_product_attention", None)
-        if original is not None and not hasattr(original, "puts_back"):
-            home.scaled_dot_product_attention = _putting_back(original)  # type: ignore[attr-defined]
+        for name, replace in _REPLACED.items():
+            original = getattr(home, name, None)
+            if original is not None and not hasattr(original, "obeys"):
+                obeying = replace(original)
+                obeying.obeys = True
+                setattr(home, name, obeying)
 
 
 def _spreading(base: type) -> type:
@@ -55,14 +94,30 @@ def _spreading(base: type) -> type:
     return type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__, "spreads": True})
 
 
+def _masking(original: Callable[..., Any]) -> Callable[..., Any]:
+    def mask(h: mx.array, *args: Any, **kwargs: Any) -> Any:
+        # A mask depends on the length alone: the one of an example, [rows, length], not of the flat row.
+        return original(h if _active is None else _active[0], *args, **kwargs)
+
+    return mask
+
+
 def _putting_back(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attention(queries: mx.array, keys: mx.array, values: mx.array, *args: Any, **kwargs: Any) -> mx.array:
         if _active is None:
             return original(queries, keys, values, *args, **kwargs)
-        return _put_back(original(queries, keys, _spread(values), *args, **kwargs))
+        # Queries and keys are flat still in blocks without rotary positions.
+        flat = (1, _active[1].size)
+        spread = (_spread(x) if (x.shape[0], x.shape[2]) == flat else x for x in (queries, keys, values))
+        return _put_back(original(*spread, *args, **kwargs))
 
-    attention.puts_back = True  # type: ignore[attr-defined]
     return attention
+
+
+_REPLACED: dict[str, Callable[[Any], Any]] = {
+    "scaled_dot_product_attention": _putting_back,
+    "create_attention_mask": _masking,
+}
 
 
 def _spread(x: mx.array) -> mx.array:

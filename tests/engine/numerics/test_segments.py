@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -22,22 +23,34 @@ from trainwire_protocol.errors import Unsupported
 ROWS = RandomRows(16)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("method", ["lora", "dora", "full"])
-@pytest.mark.parametrize("family", PROVED)
+WINDOWED = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": False}
+CASES = [
+    *((family, "lora", False) for family in PROVED),
+    *((family, method, again) for family in ("qwen3", "llama") for method in ("dora", "full") for again in (0, 1)),
+    ("qwen3", "lora", True),
+    ("packed", "lora", True),
+    ("mistral", "lora", False),
+    ("windowed", "full", True),
+]
+
+
+@pytest.mark.parametrize(("family", "method", "checkpointing"), CASES)
 def test_packed_rows_train_as_rows_apart(
     family: str, method: str, checkpointing: bool, config: Callable[..., Config], tiny: Callable[..., Path]
 ) -> None:
-    keys = {"model": str(tiny(family)), "method": method, "gradient_checkpointing": checkpointing}
+    special: dict[str, tuple[str, Any]] = {"packed": ("qwen3", {"bits": 4}), "windowed": ("llama", WINDOWED)}
+    family, more = special.get(family, (family, {}))
+    keys = {"model": tiny(family, **more), "method": method, "gradient_checkpointing": bool(checkpointing)}
     found = []
-    for packing, budget, policy in ((False, 4096, CPU), (True, 4096, CPU), (True, 128, CPU), (True, 4096, CUDA)):
-        settings = config(**keys, packing=packing)
+    ways = [(False, 4096, CPU), (True, 128, CPU), (True, 4096, CPU), (True, 4096, CUDA)]
+    for packing, budget, policy in ways if family in ("qwen3", "llama") else ways[:2]:
+        settings = config(**keys, packing=packing, optimizer="sgd")
         model = load_model(settings)
         step = UpdateStep(model, Optimizer(settings), settings)
         figures = []
         for number in range(2):
             batches = plan(ROWS, range(8 * number, 8 * number + 8), budget, policy, packing=packing)
-            result = step(batches, step=number, learning_rate=0.05, max_grad_norm=1.0)
+            result = step(batches, step=number, learning_rate=0.5, max_grad_norm=1.0)
             figures += [result.loss, result.grad_norm, result.tokens, result.correct]
         sums = [EvaluateSums(model)(batch) for batch in plan(ROWS, range(4), budget, policy, packing=packing)]
         figures.append(sum(float(loss) for loss, _ in sums))
@@ -45,7 +58,7 @@ def test_packed_rows_train_as_rows_apart(
     for figures, weights in found[1:]:
         np.testing.assert_allclose(figures, found[0][0], rtol=2e-5)
         for name, weight in weights.items():
-            np.testing.assert_allclose(weight, found[0][1][name], atol=1e-4, err_msg=name)
+            np.testing.assert_allclose(weight, found[0][1][name], atol=1e-5, err_msg=name)
 
 
 def test_a_packed_row_has_only_the_padding_of_its_end() -> None:
@@ -66,7 +79,7 @@ def test_a_packed_row_has_only_the_padding_of_its_end() -> None:
 def test_packing_is_refused_where_it_is_not_proved(
     family: str, config: Callable[..., Config], tiny: Callable[..., Path]
 ) -> None:
-    with pytest.raises(Unsupported, match=family):
+    with pytest.raises(Unsupported, match=f"not proved to be exact for models of the type '{family}'"):
         load_model(config(model=str(tiny(family)), packing=True))
 
 
