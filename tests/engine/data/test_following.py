@@ -33,6 +33,7 @@ FOLLOWED = {
     "{% for m in messages %}{% set c = put(m.content) | trim %}{{ m.role }}"
     "{% if c.startswith('a') %}A{% endif %}{% set t %}{{ c }}.{% endset %}{{ t.upper() }}{% endfor %}",
     "replaced": "{% for m in messages %}{{ m.role + (m.content | replace('a', 'o')).lower() }}{% endfor %}",
+    "set": "{% for m in messages %}{% set c = m.content %}{% set r = '' %}{{ r.strip('x') + c }}{% endfor %}",
     "split": "{% for m in messages %}{% for part in m.content.split('b') %}({{ part }}){% endfor %}{% endfor %}",
 }
 CONTENTS = ["a", "b", "c", "", " ", " a ", "\n", "x", "axx", "</think>", "<think>q</think>b", "ab\nb", '"é"', "Qz0zQw7"]

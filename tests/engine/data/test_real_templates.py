@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from data.kit import chat, load, shown, trained
 
+from trainwire_engine.data.conversations import Conversations
 from trainwire_engine.tokenizer import Tokenizer
 from trainwire_protocol.errors import DatasetInvalid
 
@@ -105,6 +106,21 @@ def test_deepseek_v3_opens_tool_results_in_its_prompt(real_tokenizer: Fetch, tmp
         '```json\n{"a": 2}\n```<｜tool▁call▁end｜>',
         "It is 4.<｜end▁of▁sentence｜>",
     ]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gemma3", "deepseek_v3"])
+def test_real_templates_run_once_for_each_structure(
+    real_tokenizer: Fetch, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    tokenizer = Tokenizer.from_folder(real_tokenizer(name))
+    template, _ = tokenizer.template_for(None)
+    conversations = Conversations(template, tokenizer.marks)
+    conversations(TALK["messages"], None, [2, 4])
+    other = chat("system: No.", "user: 1?", "assistant: Two", "user: 3?", "assistant:  4 ")["messages"]
+    text = template.render(other)
+    monkeypatch.setattr("trainwire_engine.data.conversations._is_checked", lambda uses: False)
+    monkeypatch.setattr(template, "render", None)
+    assert conversations(other, None, [2, 4])[0] == text
 
 
 HARMONY = """{{- "<|start|>system<|message|>You are ChatGPT." }}

@@ -112,6 +112,18 @@ def test_real_tokenizers(real_tokenizer: Callable[[str], Path], name: str) -> No
     check(tokenizer.backend, texts_of(4, 1000) + code, seed=5)
 
 
+@pytest.mark.parametrize("digits", [r"\p{N}", r"\p{N}{1,3}"])
+def test_numbers_that_were_never_seen_are_put_together_from_their_digits(digits: str) -> None:
+    backend = trained_on(split(LLAMA.replace(r"\p{N}{1,3}", digits)))
+    words = WordEncoder.of(backend)
+    assert words is not None
+    words([*map(str, range(1000)), *(f"{n:03}" for n in range(100)), *"()-. x", "00"], [[]] * 1108)
+    texts = ["(1234567)", " 0.000123", "-98765.4", "(7) 00", "2 3", "x 4"]
+    wanted = [encoding.ids for encoding in backend.encode_batch(texts, add_special_tokens=False)]
+    assert [ids.tolist() for ids, _ in words(texts, [[]] * len(texts))] == wanted
+    assert not words._missing
+
+
 def test_a_bounded_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainwire_engine.data.words._KEPT_WORDS", 20)
     check(byte_level(), texts_of(6, 500), seed=7)

@@ -3,7 +3,8 @@
 The places are: before a run of spaces that follows another character, and behind a newline that is not followed by
 a slash. That no token reaches over them is read off the tokenizer: each alternative of its pre-tokenizer's pattern
 must be one of those below, none of which matches a space behind another character, or goes on behind a newline but
-with a slash. Without a pattern the vocabulary itself must have no such token.
+with a slash. Without a pattern the vocabulary itself must have no such token. Many patterns also take digits out one
+by one, or in groups of three: then a text may be cut around them too.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _ALTERNATIVES = {
     r"\s+(?!\S)",
     r"\s+",
 }
+_MAY_HOLD_A_DIGIT = {r"\p{N}": 1, r"\p{N}{1,3}": 3, r" ?\p{N}+": 0, r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+": 0}
+"""Alternatives that match digits, with the size of the groups that they cut them into; 0 if into none."""
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
@@ -49,11 +52,13 @@ class CutRules:
 
     `newline_runs`: also behind several newlines, not only behind a single one that follows no space.
     `not_after`: characters behind which a space is no place to cut. `nfc`: the text has to be in this form.
+    `digits`: also around groups of so many digits, counted from the left of each number; 0 for nowhere there.
     """
 
     newline_runs: bool
     not_after: str = ""
     nfc: bool = False
+    digits: int = 0
 
 
 def cut_rules(backend: Any) -> CutRules | None:
@@ -73,7 +78,9 @@ def cut_rules(backend: Any) -> CutRules | None:
         return None
     rest = r"\s+(?!\S)"
     runs = _NEWLINES_FIRST in alternatives and alternatives.index(_NEWLINES_FIRST) < alternatives.index(rest)
-    return CutRules(newline_runs=runs, nfc=normalizer == {"type": "NFC"})
+    # At a digit the first of these matches.
+    digits = next((_MAY_HOLD_A_DIGIT[a] for a in alternatives if a in _MAY_HOLD_A_DIGIT), 0)
+    return CutRules(newline_runs=runs, nfc=normalizer == {"type": "NFC"}, digits=digits)
 
 
 # There are no spaces any more when it comes to split.
@@ -105,7 +112,9 @@ def _alternatives_of(pre_tokenizer: Any) -> list[str] | None:
             found += _top_level(pattern.replace("\r", r"\r").replace("\n", r"\n"))
         elif step["type"] == "ByteLevel":
             found += _top_level(_GPT2) if step["use_regex"] else []
-        elif step["type"] != "Digits":
+        elif step["type"] == "Digits":
+            found += [r"\p{N}"] if step["individual_digits"] else [r" ?\p{N}+"]
+        else:
             return None
     return found if r"\s+(?!\S)" in found else None
 

@@ -10,7 +10,8 @@ import orjson
 
 from trainwire_engine.data.problems import RowError
 
-_LATE_COLONS = (b" :", b"\t:", b"\n:", b"\r:")
+_TOOL_KEYS = (b'"tool', b'"function', b"\\u00")
+"""How a key begins that belongs to tools; its letters may be escaped."""
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 
 
@@ -18,7 +19,7 @@ def parse_row(data: bytes) -> Any:
     """Parse one row strictly, as `parse_strictly` does; it says where a row is broken. Raises RowError."""
     try:
         # Only what belongs to tools is written again; other numbers of a row are checked where they are used.
-        return parse_strictly(data, long_numbers=b"tool" not in data and b"function" not in data)
+        return parse_strictly(data, long_numbers=not any(map(data.__contains__, _TOOL_KEYS)))
     except orjson.JSONDecodeError as error:
         raise RowError("row", *_diagnosis(data, error)) from None
 
@@ -33,13 +34,18 @@ def parse_strictly(data: bytes | str, long_numbers: bool = False) -> Any:
     data = data.encode() if isinstance(data, str) else data
     try:
         # A key that stands twice is lost in `value`. The slower look is only taken where the counts differ.
-        if data.count(b'":') != _keys(value) or any(colon in data for colon in _LATE_COLONS):
+        if data.count(b'":') != _keys(value) or _has_late_colon(data):
             json.loads(data, object_pairs_hook=_refuse_repeated)
         if not long_numbers and _LONG_NUMBER.search(data):
             json.loads(data, parse_int=_refuse_long)
     except RecursionError:
         raise RowError("row", "it is nested too deeply") from None
     return value
+
+
+def _has_late_colon(data: bytes) -> bool:
+    """Whether a colon stands apart from the key that may be before it."""
+    return b" :" in data or b"\t:" in data or b"\n:" in data or b"\r:" in data
 
 
 def _refuse_long(digits: str) -> None:

@@ -41,6 +41,9 @@ _CARRIERS = (
     *(StandIn, jinja2.utils.Namespace, jinja2.ext.Extension),
 )
 
+# What Jinja adds to a call inside of a loop or a block: its variables, for functions that ask for the context.
+_SURROUNDINGS = ("_loop_vars", "_block_vars")
+
 
 class TracedTemplate:
     """A template that renders stand-ins. Raises Untraceable where it uses something that is not followed."""
@@ -83,7 +86,8 @@ def _environment(template: ChatTemplate) -> jinja2.Environment:
     def guarded_call(context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         owner = getattr(function, "__self__", function)
         known = isinstance(owner, _CARRIERS) or owner in known_functions
-        if not known and not is_plain((args, kwargs)):
+        given = [value for name, value in kwargs.items() if name not in _SURROUNDINGS]
+        if not known and not is_plain([*args, *given]):
             raise Untraceable("a function")
         return call(context, function, *args, **kwargs)
 

@@ -24,6 +24,8 @@ _LONGEST_KEPT = 64
 _UNITS_WITH_RUNS = r" *[^ \n]+\n*| *\n+| +"
 _UNITS = r" *[^ \n]+(?:\n(?=\S))?|[ \n]+"
 
+_SPACES_BEFORE_DIGIT = re.compile(r"[^\S ][0-9]|\s [0-9]")
+
 _Items = bytes | list[bytes | str]
 """Encoded words; a list as long as there are words to be encoded among them."""
 
@@ -44,6 +46,7 @@ class WordEncoder:
         # The tokenizer looks for added tokens twice, and so does this.
         self._splitters = [re.compile(f"({any_of(texts)})") for texts in (raw, normalized) if texts]
         self._units = re.compile(_UNITS_WITH_RUNS if rules.newline_runs else _UNITS).findall
+        self._around_digits = re.compile(f"[0-9]{{1,{rules.digits}}}|[^0-9]+").findall if rules.digits else None
         self._known: dict[str, bytes] = {}
         self._whole: dict[str, bytes] = {}
         self._missing: dict[str, None] = {}
@@ -116,7 +119,7 @@ class WordEncoder:
         while index < len(units):
             end = self._word_end(units, index)
             word = "".join(units[index:end])
-            plan.append((at, [self._seen(word)]))
+            plan.append((at, self._pieces(word)))
             index, at = end, at + len(word)
         return plan
 
@@ -145,16 +148,26 @@ class WordEncoder:
             while start > done and not self._may_cut(units[start - 1], units[start]):
                 start -= 1
             items += ids[done:start]
-            items.append(self._seen("".join(units[start:end])))
+            items += self._pieces("".join(units[start:end]))
             done = end
         return items + ids[done:]
 
-    def _seen(self, word: str) -> bytes | str:
+    def _pieces(self, word: str) -> list[bytes | str]:
+        """Look a word up; one that is not known is cut around its digits, since few numbers come twice."""
         ids = self._known.get(word) or self._whole.get(word)
         if ids is not None:
-            return ids
-        self._missing[word] = None
-        return word
+            return [ids]
+        # Spaces are divided by what follows them, and other scripts have digits too.
+        if self._around_digits is None or not word.isascii() or _SPACES_BEFORE_DIGIT.search(word):
+            self._missing[word] = None
+            return [word]
+        pieces: list[bytes | str] = []
+        for piece in self._around_digits(word):
+            ids = self._known.get(piece) or self._whole.get(piece)
+            if ids is None:
+                self._missing[piece] = None
+            pieces.append(piece if ids is None else ids)
+        return pieces
 
     def _word_end(self, units: Sequence[str], index: int) -> int:
         """Where the word that holds a unit ends."""
