@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worker_driver import Spawn, Worker, is_gone, killed_at_the_end, read_log, wait_until
+from worker_driver import Spawn, Worker, base_config, is_gone, killed_at_the_end, read_log, wait_until, write_toml
+
+from trainwire_worker.options import Options, parse
+from trainwire_worker.request import request_from_arguments
 
 LONG = {"max_steps": 100_000}
 
@@ -264,6 +267,60 @@ def test_resume_arguments_go_on_with_the_run_whatever_its_config_says(run: Spawn
     )
     assert done.returncode == 0, done.stderr
     assert read_log(worker.run_dir)[-1]["step"] == 30
+
+
+SAME = {
+    "--engine": "fake",
+    "--script": "{folder}/script.json",
+    "--blas": "none",
+    "--profile": "3",
+    "--restarts": "2",
+    "--tracker": "json:JSONEncoder",
+    "--ranks": "2",
+    "--hostfile": "{folder}/hosts.json",
+    "--backend": "ring",
+    "--rank-timeout": "7.5",
+    "--root": "{folder}",
+    "--offline": None,
+    "--trust-remote-code": None,
+    "--linger": None,
+    "--on-eof": "stop",
+    "--on-detach": "continue",
+    "--signal-grace": "3",
+    "--stop-grace": "4",
+    "--exit-grace": "20",
+    "--lock-wait": "0",
+}
+OF_ONE_PROCESS = {
+    "--overwrite": None,
+    "--resume": "never",
+    "--parent-pid": "1",
+    "--parent-poll": "0.1",
+    "--heartbeat": "1",
+    "--max-line": "30000",
+    "--backpressure": "block",
+    "--dialect": "mlx-tui",
+    "--progress": "off",
+    "--clock": "scripted",
+    "--flush-grace": "1",
+}
+
+
+def test_each_option_of_the_run_is_in_its_resume_arguments_and_none_of_its_process(tmp_path: Path) -> None:
+    for name in ("script.json", "hosts.json"):
+        (tmp_path / name).write_text("{}")
+    config = write_toml(tmp_path / "config.toml", base_config(tmp_path))
+    every = {f"--{name.replace('_', '-')}" for name in Options.__struct_fields__}
+    assert every - {"--mode", "--config", "--assignments"} == SAME.keys() | OF_ONE_PROCESS.keys()
+    scripted = {"--engine", "--script"}
+    for left_out in (scripted | {"--hostfile"}, scripted | {"--ranks"}, {"--ranks", "--hostfile"}):
+        chosen = {name: value for name, value in SAME.items() if name not in left_out}
+        same = [word.format(folder=tmp_path) for pair in chosen.items() for word in pair if word]
+        words = ["run", str(config), *same, *(word for pair in OF_ONE_PROCESS.items() for word in pair if word)]
+        again = request_from_arguments(parse(words, {})).resume_args
+        assert again[:3] == ["run", str(config), "resume=auto"]
+        first, second = parse(["run", str(config), "resume=auto", *same], {}), parse(again, {})
+        assert first == second
 
 
 def test_resume_arguments_of_a_served_run_name_the_copy_of_its_config(serve: Spawn) -> None:

@@ -52,6 +52,31 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     parent_poll: float = 0.5
 
 
+_DEFAULTS = Options(mode="")
+_OF_THE_RUN = (
+    "engine",
+    "script",
+    "blas",
+    "profile",
+    "restarts",
+    "tracker",
+    "ranks",
+    "hostfile",
+    "backend",
+    "rank_timeout",
+    "root",
+    "offline",
+    "trust_remote_code",
+    "on_eof",
+    "on_detach",
+    "signal_grace",
+    "stop_grace",
+    "exit_grace",
+    "lock_wait",
+)
+"""What a resumed run is given again; the rest is about one process, its front end and the lines between them."""
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1e9:
@@ -184,3 +209,18 @@ def parse(arguments: list[str], environment: dict[str, str]) -> Options:
         if values[key] is not None:
             values[key] = values[key].absolute()
     return Options(**values)
+
+
+def words_of_the_run(options: Options, *, linger: bool) -> list[str]:
+    """Give the arguments with which the same run goes on in the same way, without those at their default."""
+    words = []
+    for key in _OF_THE_RUN:
+        value = getattr(options, key)
+        name = f"--{key.replace('_', '-')}"
+        if value is True:
+            words.append(name)
+        elif isinstance(value, list):
+            words += [word for item in value for word in (name, item)]
+        elif value != getattr(_DEFAULTS, key):
+            words += [name, f"{value:g}" if isinstance(value, float) else str(value)]
+    return [*words, "--linger"] if linger else words

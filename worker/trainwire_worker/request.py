@@ -11,7 +11,7 @@ from trainwire_protocol.config import Config
 from trainwire_protocol.config_load import build_config, parse_assignment, read_config_file
 from trainwire_protocol.errors import ConfigInvalid, ForbiddenPath
 
-from .options import Options
+from .options import Options, words_of_the_run
 
 CONFIG_NAME = "config.json"
 """Copy of the config in the run folder, by which a run can be resumed without the file it came from."""
@@ -44,7 +44,7 @@ def request_from_arguments(options: Options) -> Request:
     words = ["run", str(path.absolute()), *options.assignments]
     if config.resume != "auto":
         words.append("resume=auto")
-    return Request(config, options.overwrite, options.linger, words + _same_options(options, options.linger))
+    return Request(config, options.overwrite, options.linger, words + words_of_the_run(options, linger=options.linger))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def request_from_command(
             for text in _texts(getattr(config, key)):
                 _check_below(options.root, key, text)
     assert config.run_dir is not None
-    words = ["run", str(Path(config.run_dir) / CONFIG_NAME), *_same_options(options, linger)]
+    words = ["run", str(Path(config.run_dir) / CONFIG_NAME), *words_of_the_run(options, linger=linger)]
     return Request(config, overwrite, linger, words)
 
 
@@ -89,25 +89,6 @@ def _build(values: Mapping[str, Any], options: Options, file: Path | None, *, ru
         raise ConfigInvalid(f"The config cannot be used: {error}.") from None
     # That view is promised a line for each update.
     return msgspec.structs.replace(config, log_every=1) if options.dialect == "mlx-tui" else config
-
-
-def _same_options(options: Options, linger: bool) -> list[str]:
-    """Give the options without which the same run would not go on in the same way."""
-    words = []
-    if options.engine != "mlx":
-        words += ["--engine", options.engine]
-    if options.script is not None:
-        words += ["--script", str(options.script)]
-    if options.blas != "auto":
-        words += ["--blas", options.blas]
-    for name in options.tracker:
-        words += ["--tracker", name]
-    if options.ranks != 1:
-        words += ["--ranks", str(options.ranks)]
-    if options.hostfile is not None:
-        words += ["--hostfile", str(options.hostfile)]
-    flags = {"offline": options.offline, "trust-remote-code": options.trust_remote_code, "linger": linger}
-    return words + [f"--{name}" for name, on in flags.items() if on]
 
 
 def _texts(value: Any) -> list[str]:
