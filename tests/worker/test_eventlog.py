@@ -71,10 +71,16 @@ def test_the_last_update_of_the_timeline_is_found_whatever_the_attempts_did(
 
 def test_the_past_is_found_far_from_the_end_of_a_long_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainwire_worker.past._WINDOW", 100)
-    events = [attempt(7, 3), {"type": "init", "config": {"seed": 5}}, {"type": "complete"}]
+    events = [attempt(7, 3), {"type": "init", "config": {"seed": 5}}, {"type": "complete", "reason": "finished"}]
     events += [{"type": "log", "message": f'{{"type":"attempt" {n} \n "type":"init"'} for n in range(300)]
     past = read_past(write(tmp_path, *events))
-    assert (past.attempts, past.run_id, past.config, past.finished, past.last_seq) == (7, "r", {"seed": 5}, True, 303)
+    assert (past.attempts, past.run_id, past.config, past.finished, past.last_seq) == (
+        7,
+        "r",
+        {"seed": 5},
+        "finished",
+        303,
+    )
 
 
 def test_a_later_init_makes_a_finished_run_unfinished(tmp_path: Path) -> None:

@@ -269,6 +269,29 @@ def test_resume_arguments_go_on_with_the_run_whatever_its_config_says(run: Spawn
     assert read_log(worker.run_dir)[-1]["step"] == 30
 
 
+@pytest.mark.parametrize(
+    ("raised", "end"),
+    [
+        ({"early_stopping_patience": 2}, ("early_stopping", 6)),
+        ({"early_stopping_patience": 0}, ("finished", 20)),
+        ({"max_steps": 30}, ("early_stopping", 6)),
+    ],
+)
+def test_a_run_that_was_stopped_early_goes_on_once_its_patience_or_its_end_is_raised(
+    run: Spawn, raised: dict[str, int], end: tuple[str, int]
+) -> None:
+    script = {"valid_examples": 4, "valid_loss": [1.0, 2.0, 3.0, 4.0]}
+    config = {"max_steps": 20, "eval_every": 2, "early_stopping_patience": 1}
+    first = run(script=script, config=config).finish()
+    assert (first["reason"], first["step"]) == ("early_stopping", 4)
+    again = run(script=script, config=config)
+    error = refused(again, "resume_refused")
+    assert "was stopped early" in error["message"]
+    assert "early_stopping_patience (it is 1)" in error["hint"]
+    last = run(script=script, config=config | raised).finish()
+    assert (last["reason"], last["step"]) == end
+
+
 SAME = {
     "--engine": "fake",
     "--script": "{folder}/script.json",

@@ -217,17 +217,22 @@ def check_not_finished(given: Config, saved: Saved, folder: Path) -> None:
     manifest = read_manifest(folder)
     if manifest is None or manifest.kind != FINAL_NAME:
         return
+    worse, had = saved.state.worse_evaluations, saved.config.get("early_stopping_patience") or 0
+    stopped_early, patience = 0 < had <= worse, given.early_stopping_patience
     if given.max_steps:
-        more = given.max_steps > saved.state.step
+        more = given.max_steps > max(saved.state.step, saved.config["max_steps"] if stopped_early else 0)
     else:
         more = given.num_epochs > saved.given["num_epochs"] or bool(saved.given["max_steps"])
     if more:
         # After an early stop the patience begins anew.
         saved.state.worse_evaluations = 0
+    elif stopped_early and (not patience or patience > worse):
+        return
     elif folder.parent != Path(given.run_dir or ".") or given.resume == str(folder):
         raise ResumeRefused(
             f"The run is finished: {folder} was written after {saved.state.step} updates.",
-            hint="Raise num_epochs or max_steps to train on, or choose another run_dir for a new run.",
+            hint="Raise num_epochs or max_steps (or the early_stopping_patience that ended it) to train on, or choose"
+            " another run_dir for a new run.",
             checkpoint=str(folder),
             step=saved.state.step,
         )

@@ -8,6 +8,7 @@ import msgspec
 from trainwire_protocol import channel as ch
 from trainwire_protocol.errors import ShuttingDown
 from trainwire_protocol.events import Data, Init, Log, Progress, Step
+from trainwire_protocol.rundir import FINAL_NAME, read_manifest
 
 from .disk import check_config, read_checkpoint
 from .orders import Leave, Orders
@@ -69,7 +70,13 @@ def prepare(session: Session, orders: Orders, begin: ch.Begin) -> None:
 def _go_on_from(session: Session, folder: Path) -> list[Step]:
     """Take up a checkpoint; gives the update reports that it carries."""
     session.state, history = read_checkpoint(folder)
-    session.config = check_config(session.state, session.given)
+    state = session.state
+    session.config = check_config(state, session.given)
+    manifest = read_manifest(folder)
+    end = max(state.step, state.config.get("max_steps", 0))
+    if manifest is not None and manifest.kind == FINAL_NAME and session.config.max_steps > end:
+        # After an early stop the patience begins anew.
+        state.worse_evaluations = 0
     session.plan.set_max_steps(session.config.max_steps, session.state.step)
     session.newest = folder
     return history

@@ -28,7 +28,7 @@ def choose(config: Config, run_dir: Path, past: Past) -> tuple[CheckpointInfo | 
     if config.resume == "latest" and found is None:
         raise ResumeRefused(f"The run folder {run_dir} has no whole checkpoint.", hint='Use resume = "auto".')
     if past.finished and past.config is not None:
-        _check_raised(config, past.config, run_dir)
+        _check_raised(config, past.config, past.finished, run_dir)
     if found is None and past.config is not None:
         _check_same_run(config, past.config, run_dir)
     return found, passed_over
@@ -45,14 +45,19 @@ def _named(folder: Path) -> CheckpointInfo:
     return CheckpointInfo(folder.absolute(), manifest)
 
 
-def _check_raised(config: Config, before: Mapping[str, Any], run_dir: Path) -> None:
-    """Refuse to go on with a finished run unless its end was moved."""
+def _check_raised(config: Config, before: Mapping[str, Any], reason: str, run_dir: Path) -> None:
+    """Refuse to go on with a finished run unless its end was moved, or a patience that had ended it."""
+    patience, had = config.early_stopping_patience, before.get("early_stopping_patience") or 0
+    stopped_early = reason == "early_stopping"
+    if stopped_early and (not patience or patience > had):
+        return
     key = "max_steps" if config.max_steps else "num_epochs"
     was, now = before.get(key) or 0, getattr(config, key)
     if bool(before.get("max_steps")) == bool(config.max_steps) and now <= was:
+        raised = f"{key} (it is {was})" + (f" or early_stopping_patience (it is {had})" if stopped_early else "")
         raise ResumeRefused(
-            f"The run in {run_dir} is finished.",
-            hint=f"Raise {key} (it is {was}) to go on from its final checkpoint, or choose another run_dir.",
+            f"The run in {run_dir} {'was stopped early' if stopped_early else 'is finished'}.",
+            hint=f"Raise {raised} to go on from its final checkpoint, or choose another run_dir.",
         )
 
 

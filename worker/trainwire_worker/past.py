@@ -22,7 +22,8 @@ class Past(msgspec.Struct):
     last_seq: int = 0
     last_step: int = 0
     """Last update of the current timeline that the log has."""
-    finished: bool = False
+    finished: str | None = None
+    """Why the run came to its end by itself, if it has."""
     config: dict[str, Any] | None = None
     cut_bytes: int = 0
     """Bytes of a torn last line that were cut off."""
@@ -100,6 +101,7 @@ def _read(path: Path) -> Past:
         past.last_step = _last_step(log)
         init = _find_last(log, "init")
         past.config = init[1].get("config") if init else None
-        past.finished = _find_last(log, "complete", init[0] if init else 0) is not None
+        if complete := _find_last(log, "complete", init[0] if init else 0):
+            past.finished = str(complete[1].get("reason", "finished"))
         past.last_seq = _last_seq(log)
     return past

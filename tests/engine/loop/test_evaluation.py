@@ -118,6 +118,19 @@ def test_patience_ends_the_run_early(with_valid: dict[str, Any], base: Path, los
     assert again.one(ch.Failed).code == "resume_refused"
 
 
+@pytest.mark.parametrize(("patience", "steps"), [(3, [5]), (0, [5, 6])])
+def test_a_run_that_was_stopped_early_goes_on_with_more_patience(
+    with_valid: dict[str, Any], base: Path, losses: list[float], patience: int, steps: list[int]
+) -> None:
+    settings = {**with_valid, "eval_every": 1, "early_stopping_patience": 2, "max_steps": 6}
+    losses += [3.0, 2.0, 2.0, 2.0]
+    first = play(settings, base)
+    losses += [2.0, 2.0]
+    again = play({**settings, "early_stopping_patience": patience}, base, resume_from=final(first), attempt=2)
+    assert list(again.losses) == steps
+    assert again.one(ev.Complete).reason == ("early_stopping" if patience else "finished")
+
+
 def final(result: Result) -> str:
     path: str = result.one(ch.Finished).checkpoint
     return path

@@ -353,12 +353,13 @@ def test_a_refused_resume_writes_nothing(config: dict[str, Any], base: Path) -> 
     assert {p: p.stat().st_mtime_ns for p in Path(config["run_dir"]).rglob("*")} == before
 
 
-@pytest.mark.parametrize("how", ["epochs", "steps", "early stopping"])
+@pytest.mark.parametrize("how", ["epochs", "steps", "early stopping", "early stopping before max_steps"])
 def test_a_run_that_died_before_it_said_that_it_is_complete_says_so(
     config: dict[str, Any], base: Path, how: str
 ) -> None:
     stopping = {"valid_data": str(base / "valid.jsonl"), "eval_every": 2, "early_stopping_patience": 1}
     ends = {"epochs": {}, "steps": {"max_steps": 4}, "early stopping": {**stopping, "learning_rate": 1.0}}
+    ends["early stopping before max_steps"] = ends["early stopping"] | {"max_steps": 50}
     settings = {**config, **ends[how]}
     first = play(settings, base)
     final = Path(first.one(ch.Finished).checkpoint)
