@@ -16,7 +16,7 @@ ENVIRONMENT = {**os.environ, "PYTHONSAFEPATH": "1"}
 
 def trainwire(*words: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "trainwire_cli", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=240)
 
 
 def start(folder: Path, script: dict[str, object]) -> subprocess.Popen[bytes]:

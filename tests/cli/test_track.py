@@ -99,7 +99,7 @@ def tracked(tmp_path: Path) -> Iterator[Tracked]:
 
 def test_a_tracker_gets_every_event_of_the_run_and_its_outcome(tracked: Tracked) -> None:
     process = tracked.start("my_trackers:Recorder")
-    process.communicate(timeout=120)
+    process.communicate(timeout=240)
     assert process.returncode == 0
     begin, *events, close = tracked.noted(Path(f"{tracked.notes}.done"))
     assert begin == ["begin", "c", 6, None]
@@ -111,12 +111,12 @@ def test_a_tracker_gets_every_event_of_the_run_and_its_outcome(tracked: Tracked)
 
 def test_a_resumed_run_tells_its_tracker_where_it_goes_on(tracked: Tracked) -> None:
     first = tracked.start("my_trackers:Recorder", "save_every=2", acts=[{"do": "die", "step": 4, "signal": "SIGKILL"}])
-    first.communicate(timeout=120)
+    first.communicate(timeout=240)
     done = Path(f"{tracked.notes}.done")
     assert tracked.noted(done)[-1] == ["close", "failed"]
     done.unlink()
     second = tracked.start("my_trackers:Recorder", "save_every=2")
-    second.communicate(timeout=120)
+    second.communicate(timeout=240)
     notes = tracked.noted(done)
     assert notes[0] == ["begin", "c", 6, 2]
     assert [note[3] for note in notes if note[:2] == ["event", "step"]] == [3, 4, 5, 6]
@@ -124,7 +124,7 @@ def test_a_resumed_run_tells_its_tracker_where_it_goes_on(tracked: Tracked) -> N
 
 def test_a_tracker_that_hangs_holds_nothing_up(tracked: Tracked) -> None:
     process = tracked.start("my_trackers:Hanging", "max_steps=500", step_ms=2)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=240)
     assert process.returncode == 0
     assert json.loads(out.splitlines()[-1])["outcome"] == "completed"
     assert sum(event["type"] == "step" for event in tracked.events()) == 500
@@ -155,7 +155,7 @@ def test_a_tracker_learns_that_the_worker_was_killed(tracked: Tracked) -> None:
 )
 def test_a_tracker_that_does_not_exist_is_refused_at_once(tracked: Tracked, name: str, sentence: str) -> None:
     process = tracked.start(name)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
     assert (process.returncode, out) == (2, b"")
     assert sentence in err.decode()
 
@@ -171,8 +171,8 @@ def test_tensorboard_shows_one_curve_over_a_resume(tracked: Tracked) -> None:
 
     words = ("tensorboard", "save_every=2", "eval_every=3")
     first = tracked.start(*words, valid_examples=8, acts=[{"do": "die", "step": 4, "signal": "SIGKILL"}])
-    first.communicate(timeout=120)
-    tracked.start(*words, valid_examples=8).communicate(timeout=120)
+    first.communicate(timeout=240)
+    tracked.start(*words, valid_examples=8).communicate(timeout=240)
     folder = tracked.run_dir / "tensorboard"
     read = EventAccumulator(str(folder), purge_orphaned_data=True)
 
@@ -190,7 +190,7 @@ def test_tensorboard_shows_one_curve_over_a_resume(tracked: Tracked) -> None:
 
 def test_wandb_offline_writes_a_run_that_can_be_synced(tracked: Tracked) -> None:
     pytest.importorskip("wandb")
-    tracked.start("wandb").communicate(timeout=120)
+    tracked.start("wandb").communicate(timeout=240)
 
     def finished() -> list[Path]:
         text = tracked.run_dir / "wandb/debug.log"

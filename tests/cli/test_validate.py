@@ -23,7 +23,7 @@ def validate(folder: Path, *words: str, **keys: Any) -> subprocess.CompletedProc
     (folder / "c.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     command = [sys.executable, "-m", "trainwire_cli", "validate", str(folder / "c.toml"), "--engine", "fake", *words]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
 
 
 def test_a_valid_config_gives_tables_and_rows_and_exit_code_0(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_words_behind_the_file_win_over_it(tmp_path: Path) -> None:
 def test_a_finished_run_in_the_folder_is_a_note(tmp_path: Path) -> None:
     validate(tmp_path, max_steps=3)
     command = [sys.executable, "-m", "trainwire_worker", "run", str(tmp_path / "c.toml"), "--engine", "fake"]
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=240)
     done = validate(tmp_path, max_steps=3)
     assert done.returncode == 0
     assert f"note: {tmp_path}/runs/c holds a finished run of 3 updates" in done.stdout
@@ -69,7 +69,7 @@ def test_a_finished_run_in_the_folder_is_a_note(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "trainwire_cli", "validate", str(tmp_path / "none.toml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
     assert done.stderr.startswith("trainwire: ")
 

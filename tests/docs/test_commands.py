@@ -155,7 +155,7 @@ def test_a_command_that_a_page_shows_works_as_shown(place: Path, where: tuple[st
         env=environment(place),
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=120,
+        timeout=240,
     )
     wanted = next((code for start, code in EXIT.items() if text.startswith(start)), (0,))
     assert done.returncode in wanted, f"{at}: {done.stderr.decode()}"
@@ -182,7 +182,7 @@ def test_the_python_of_the_readme_runs(place: Path) -> None:
     (text,) = [b.text for b in blocks("python") if b.page.name == "README.md"]
     shutil.rmtree(place / "runs")
     done = subprocess.run(
-        [sys.executable, "-c", text], cwd=place, env=environment(place), capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", text], cwd=place, env=environment(place), capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("completed ")
@@ -196,7 +196,7 @@ def test_the_javascript_of_the_readme_runs(place: Path) -> None:
     (place / "node_modules/trainwire").symlink_to(ROOT / "clients/node")
     (place / "ten.mjs").write_text(text)
     done = subprocess.run(
-        ["node", "ten.mjs"], cwd=place, env=environment(place), capture_output=True, text=True, timeout=120
+        ["node", "ten.mjs"], cwd=place, env=environment(place), capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "0"

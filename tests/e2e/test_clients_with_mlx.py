@@ -40,7 +40,7 @@ def run_node(folder: Path, program: str, *words: str | Path) -> subprocess.Compl
     (folder / "program.mjs").write_text(program, encoding="utf-8")
     environment = {**ENVIRONMENT, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
     argv = [NODE or "node", str(folder / "program.mjs"), *map(str, words)]
-    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
 
 
 def readme_example(language: str) -> str:
@@ -59,7 +59,7 @@ def prepare_readme(base: Path, folder: Path) -> Path:
 def test_the_readme_s_python_example_runs(base: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-c", readme_example("python")]
     folder = prepare_readme(base, tmp_path)
-    done = subprocess.run(words, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
     assert done.stdout.split() == ["completed", str(folder / "runs/run/final")], done.stderr
 
 

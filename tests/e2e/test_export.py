@@ -36,7 +36,7 @@ def trained(base: Path, folder: Path, model: Path, **values: object) -> Path:
 def export(checkpoint: Path, form: str, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run `trainwire export`."""
     command = [sys.executable, "-m", "trainwire_cli", "export", str(checkpoint), "--to", form, "-o", str(out), *words]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=240)
 
 
 def our_logits(checkpoint: Path, model: Path) -> np.ndarray:

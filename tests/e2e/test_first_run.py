@@ -63,7 +63,7 @@ def test_mlx_lm_generates_with_what_was_trained(base: Path, tmp_path: Path, meth
     final = session.one("end")["checkpoint"]
     model = ["--model", final] if method == "full" else ["--model", str(base / "model"), "--adapter-path", final]
     command = [sys.executable, "-m", "mlx_lm", "generate", *model, "--prompt", "say 3", "--max-tokens", "4"]
-    done = subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=120, text=True)
+    done = subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=240, text=True)
     assert done.returncode == 0, done.stderr
     assert "Generation: 4 tokens" in done.stdout
 
@@ -146,7 +146,7 @@ def test_the_pipe_into_jq_works_as_the_readme_shows_it(base: Path, tmp_path: Pat
     config = write_config(tmp_path / "c.toml", model=str(base / "model"), data=str(base / "chat.jsonl"), max_steps=3)
     script = 'select(.type=="step") | {step, loss}'
     pipe = f"{sys.executable} -m trainwire_cli run {config} | jq --unbuffered -c '{script}'"
-    done = subprocess.run(["bash", "-c", pipe], capture_output=True, env=ENVIRONMENT, timeout=120, check=True)
+    done = subprocess.run(["bash", "-c", pipe], capture_output=True, env=ENVIRONMENT, timeout=240, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(set(line) == {"step", "loss"} for line in lines)
@@ -231,7 +231,7 @@ def test_an_engine_that_is_not_installed_gives_one_sentence(base: Path, tmp_path
     config = write_config(tmp_path / "c.toml", model=str(base / "model"), data=str(base / "chat.jsonl"))
     path = ":".join(str(p) for p in (venv, root / "protocol", root / "worker"))
     command = [sys.executable, "-S", "-m", "trainwire_worker", "run", str(config)]
-    done = subprocess.run(command, capture_output=True, env={"PYTHONPATH": path, "PATH": "/usr/bin"}, timeout=120)
+    done = subprocess.run(command, capture_output=True, env={"PYTHONPATH": path, "PATH": "/usr/bin"}, timeout=240)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     error = next(line for line in lines if line["type"] == "error")
     assert error["code"] == "engine_unavailable"

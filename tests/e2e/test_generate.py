@@ -44,7 +44,7 @@ def trained(base: Path, folder: Path, *words: str, **values: object) -> Session:
 def generate(checkpoint: str, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run `trainwire generate` with the same length as the run's generations."""
     command = [sys.executable, "-m", "trainwire_cli", "generate", checkpoint, "--max-tokens", "16", *words]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=ENVIRONMENT, timeout=240)
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])

@@ -22,7 +22,7 @@ def test_predicted_memory_is_that_of_the_run_and_the_samples_show_what_is_traine
         method="full",
     )
     command = [sys.executable, "-m", "trainwire_cli", "validate", str(config), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=240)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert not (tmp_path / "runs").exists()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+from tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1"}
@@ -90,3 +91,11 @@ def write_chat(path: Path, rows: int, *, words: str = "number") -> Path:
             ]
             file.write(json.dumps({"messages": messages}) + "\n")
     return path
+
+
+def write_base(folder: Path) -> Path:
+    """Fill a folder that no test changes: `model`, `chat.jsonl` (40 rows) and `valid.jsonl` (7 rows)."""
+    tiny_model(folder / "model")
+    write_chat(folder / "chat.jsonl", 40)
+    write_chat(folder / "valid.jsonl", 7)
+    return folder

@@ -18,7 +18,7 @@ import msgspec
 from trainwire_protocol import channel as ch
 from trainwire_protocol.config_load import build_config
 
-PATIENCE = 120.0
+PATIENCE = 150.0
 
 
 class Engine:

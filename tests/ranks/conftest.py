@@ -8,18 +8,13 @@ from typing import Any
 
 import pytest
 from ranks_driver import Run, Start
-from tiny import tiny_model
-from whole import write_chat, write_config
+from whole import write_base, write_config
 
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `model`, `chat.jsonl` (40 rows) and `valid.jsonl` (7 rows)."""
-    folder = tmp_path_factory.mktemp("base")
-    tiny_model(folder / "model")
-    write_chat(folder / "chat.jsonl", 40)
-    write_chat(folder / "valid.jsonl", 7)
-    return folder
+    return write_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 def test_the_pytest_example_passes() -> None:
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLES / "test_front_end.py")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout
     assert "7 passed" in done.stdout
 
@@ -22,7 +22,7 @@ def steer(tmp_path: Path, losses: list[float], *options: str) -> subprocess.Comp
     config.write_text('model = "m"\ndata = "d"\nmax_steps = 200\nlearning_rate = 1e-3\n')
     words = [sys.executable, str(EXAMPLES / "lower_learning_rate.py"), str(config), "--window", "5", *options]
     worker = [f"--worker-arg={word}" for word in ("--engine", "fake", "--script", str(script))]
-    return subprocess.run([*words, *worker], capture_output=True, text=True, timeout=120)
+    return subprocess.run([*words, *worker], capture_output=True, text=True, timeout=240)
 
 
 def test_the_steering_example_lowers_a_flat_run_s_learning_rate_and_stops_a_good_one(tmp_path: Path) -> None:
@@ -50,6 +50,6 @@ def test_the_steering_example_says_why_a_run_failed(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text('model = "m"\ndata = "d"\nbatchsize = 4\n')
     words = [sys.executable, str(EXAMPLES / "lower_learning_rate.py"), str(config), "--worker-arg=--engine=fake"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1
     assert "batch_size" in done.stderr

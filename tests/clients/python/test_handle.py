@@ -288,7 +288,7 @@ FORKING = """
 def test_a_forked_process_that_leaves_the_block_does_not_stop_the_run() -> None:
     command = json.dumps(fake_worker([*BEGIN, *UNTIL_PING, *FINISH]))
     words = [sys.executable, "-c", textwrap.dedent(FORKING), command]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     assert done.stdout == "completed\n", done.stderr
 
 
@@ -314,7 +314,7 @@ def test_a_fake_worker_that_hangs_leaves_with_its_front_end() -> None:
     """
     command = json.dumps(fake_worker([*BEGIN, {"hang": True}]))
     words = [sys.executable, "-c", textwrap.dedent(program), command]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     deadline = time.monotonic() + 90
     while not is_gone(done.stdout):
         assert time.monotonic() < deadline

@@ -327,7 +327,7 @@ def front_end(program: str, tmp_path: Path, step_ms: float) -> subprocess.Comple
     config = {"model": "m", "data": "d", "run_dir": str(tmp_path / "run"), "max_steps": FOR_EVER, "save_every": 50}
     words = [json.dumps(config), json.dumps(["--engine", "fake", "--script", str(script), "--parent-poll", "0.05"])]
     program = textwrap.dedent(program)
-    return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=240)
 
 
 def test_a_run_that_was_let_go_outlives_its_front_end_and_is_steered_by_attach(tmp_path: Path) -> None:

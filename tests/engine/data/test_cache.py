@@ -202,7 +202,7 @@ def test_a_builder_that_is_killed_leaves_no_trace_that_matters(tmp_path: Path) -
 def test_processes_that_start_together_agree(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.jsonl", ROWS * 20)
     running = [builder(tmp_path, "run") for _ in range(3)]
-    outputs = [process.communicate(b"", timeout=120)[0].split()[-1] for process in running]
+    outputs = [process.communicate(b"", timeout=240)[0].split()[-1] for process in running]
     assert [process.returncode for process in running] == [0, 0, 0]
     assert len(set(outputs)) == 1
     assert len(stores(tmp_path)) == 1

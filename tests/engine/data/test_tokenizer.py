@@ -45,7 +45,7 @@ assert len(dataset) == 1
 heavy = {{"transformers", "torch", "mlx", "mlx_lm", "datasets", "pyarrow"}} & set(sys.modules)
 assert not heavy, heavy
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=240)
 
 
 def test_ends_come_from_the_settings_and_the_model(tmp_path: Path) -> None:

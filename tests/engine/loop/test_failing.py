@@ -223,7 +223,7 @@ def test_an_engine_without_a_channel_says_how_it_is_started() -> None:
     import subprocess
     import sys
 
-    done = subprocess.run([sys.executable, "-m", "trainwire_engine"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-m", "trainwire_engine"], capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
     assert "trainwire run" in done.stderr
 

@@ -46,7 +46,7 @@ def train(blas: str, folder: Path) -> Any:
         [sys.executable, "-c", TRAIN, blas, str(folder)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path[1:]])},
         check=True,
     )
@@ -79,7 +79,7 @@ print(found.blas, found.path, found.lanes, native.lanes(), native.prepare().lane
 
 def prepared_like(blas: str, path: str) -> list[str]:
     command = [sys.executable, "-c", LIKE, blas, path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     return done.stdout.strip().split("|")
 
 
