@@ -17,7 +17,9 @@ const POLL = 250
 /** How often a silent worker is asked for a sign of life, in ms. */
 const PROBE = 1000
 /** How long nobody may hold a run before that is its death, in ms: a supervised worker is being started again. */
-const HANDOVER = 500
+const HANDOVER = 1500
+/** The same where nobody has held it since this client looks. */
+const LOOK = 300
 
 /** A run that another process started, followed through its log and steered through its control socket. */
 class AttachedRun extends Run {
@@ -59,6 +61,7 @@ class AttachedRun extends Run {
   async #follow() {
     try {
       let probe = 0
+      let patience = LOOK
       let gone
       while (!this.#leaving) {
         if (await this.#readOn()) {
@@ -69,9 +72,11 @@ class AttachedRun extends Run {
         }
         const now = performance.now()
         if (now >= probe) {
-          if (await workerLives(this.runDir)) gone = undefined
-          else if (await this.#readOn()) continue
-          else if (this.#end || now - (gone ??= now) >= HANDOVER) break
+          if (await workerLives(this.runDir)) {
+            gone = undefined
+            patience = HANDOVER
+          } else if (await this.#readOn()) continue
+          else if (this.#end || now - (gone ??= now) >= patience) break
           probe = now + (this.#end || gone !== undefined ? POLL : PROBE)
         }
         await this.#changed()

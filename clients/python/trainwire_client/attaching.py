@@ -23,8 +23,10 @@ from .pump import Pump
 from .requests import OpenCommand
 
 _POLL = 0.1
-_HANDOVER = 0.5
+_HANDOVER = 1.5
 """Seconds without a holder of the lock that are no death yet: a supervised worker is being started again."""
+_LOOK = 0.3
+"""The same where nobody has held it since this client looks."""
 
 
 class AttachedRun(Handle):
@@ -73,7 +75,7 @@ class AttachedRun(Handle):
                 break
             elif free_since is None:
                 free_since = time.monotonic()
-            elif time.monotonic() - free_since > _HANDOVER:
+            elif time.monotonic() - free_since > (_HANDOVER if self._holder else _LOOK):
                 break
             self._closed.wait(_POLL)
         self._tail.close()
