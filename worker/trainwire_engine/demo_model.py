@@ -14,8 +14,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from trainwire_engine.failures import tell
 from trainwire_engine.model_folder import make_once, write_json
-from trainwire_protocol.errors import DatasetInvalid, EngineUnavailable, TrainwireError
+from trainwire_protocol.errors import DatasetInvalid, TrainwireError
 
 SEED = 7
 
@@ -141,12 +142,8 @@ def main(argv: list[str]) -> int:
         return 2
     try:
         make(Path(argv[0]), Path(argv[1]) if len(argv) == 2 else bundled_rows())
-    except TrainwireError as error:
-        print(f"trainwire: {error.message}{f' {error.hint}' if error.hint else ''}", file=sys.stderr)
-        return error.exit_code or 1
-    except ImportError as error:
-        print(f"trainwire: {error}. Install the engine: pip install 'trainwire[cpu]'", file=sys.stderr)
-        return EngineUnavailable.exit_code or 1
+    except (TrainwireError, ImportError) as error:
+        return tell(error)
     return 0
 
 

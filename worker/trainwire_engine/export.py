@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from trainwire_engine.export_forms import Source, to_hf, to_mlx, to_peft
+from trainwire_engine.failures import tell
 from trainwire_engine.model_card import model_card
 from trainwire_protocol.errors import NotFound, TrainwireError, Unsupported
 from trainwire_protocol.rundir import STATE_NAME, TEMPORARY_PREFIX, defect, read_manifest
@@ -96,8 +97,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         note = export(chosen.checkpoint.absolute(), chosen.form, chosen.out.absolute(), dequantize=chosen.dequantize)
     except TrainwireError as error:
-        print(f"trainwire: {error.message}" + (f" {error.hint}" if error.hint else ""), file=sys.stderr)
-        return error.exit_code or 3
+        return tell(error)
     if note:
         print(note, file=sys.stderr)
     print(chosen.out.absolute())

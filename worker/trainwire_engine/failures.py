@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 import traceback
 
 from trainwire_protocol.errors import DiskFull, EngineUnavailable, Internal, IoError, OutOfMemory, TrainwireError
@@ -33,6 +34,14 @@ def as_error(error: BaseException) -> TrainwireError:
         f"{type(error).__name__}: {_first_line(error)}",
         traceback="".join(traceback.format_exception(error))[-4000:],
     )
+
+
+def tell(error: TrainwireError | ImportError) -> int:
+    """Say on stderr, to a person, why a tool ends; the exit status of its process."""
+    if isinstance(error, ImportError):
+        error = EngineUnavailable(str(error), hint="Install the engine: pip install 'trainwire[cpu]'")
+    print("trainwire: " + " ".join(filter(None, (error.message, error.hint))), file=sys.stderr)
+    return error.exit_code or 3
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwire_engine.failures import tell
 from trainwire_engine.model_folder import make_once, write_json
 from trainwire_protocol.errors import EngineUnavailable, ModelLoadFailed, TrainwireError
 
@@ -201,12 +202,8 @@ def main(argv: list[str]) -> int:
             convert(gguf, aside, dtype)
 
         make_once(folder, f"smollm2-{RECIPE}-{dtype}", write)
-    except TrainwireError as error:
-        print(f"trainwire: {error.message}{f' {error.hint}' if error.hint else ''}", file=sys.stderr)
-        return error.exit_code or 1
-    except ImportError as error:
-        print(f"trainwire: {error}. Install the engine: pip install 'trainwire[cpu]'", file=sys.stderr)
-        return EngineUnavailable.exit_code or 1
+    except (TrainwireError, ImportError) as error:
+        return tell(error)
     return 0
 
 

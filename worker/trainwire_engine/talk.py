@@ -21,7 +21,7 @@ import msgspec
 from trainwire_engine import memory, native
 from trainwire_engine.batches import mix
 from trainwire_engine.export import open_checkpoint
-from trainwire_engine.failures import as_error
+from trainwire_engine.failures import as_error, tell
 from trainwire_engine.generate import Prompt, prompt_tokens
 from trainwire_engine.model import Model, load_model
 from trainwire_engine.sampler import answer_tokens
@@ -152,9 +152,7 @@ def main(words: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        known = as_error(error)
-        print(f"trainwire: {known.message}" + (f" {known.hint}" if known.hint else ""), file=sys.stderr)
-        return known.exit_code or 3
+        return tell(as_error(error))
 
 
 if __name__ == "__main__":
