@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from trainwire_engine import memory
 from trainwire_engine.alarms import LossAlarm, MemoryAlarm
-from trainwire_engine.batches import Order, plan
 from trainwire_engine.boundary import Boundary
+from trainwire_engine.feed import Feed
 from trainwire_engine.follow import Follower
 from trainwire_engine.model import Model
 from trainwire_engine.optimizer import Schedule
@@ -34,7 +34,7 @@ class Parts:
 
     course: Course
     dataset: Any
-    order: Order
+    feed: Feed
     step: UpdateStep
     schedule: Schedule
     boundary: Boundary
@@ -95,9 +95,8 @@ def update(parts: Parts) -> tuple[Measured, list[int]]:
     """Make the next update; gives its figures and the rows it was made of."""
     state, config = parts.course.state, parts.course.config
     started = time.perf_counter()
-    rows = parts.order.rows(state.epoch - 1, state.epoch_update)
-    mine = parts.ranks.share(parts.dataset, rows, config)
-    micro_batches = plan(parts.dataset, mine, config.micro_batch_tokens or 0, packing=config.packing)
+    portion = parts.feed.take(state.epoch - 1, state.epoch_update)
+    rows, micro_batches = portion.rows, portion.micro_batches
     ready = time.perf_counter()
     parts.reports.alive("compile" if parts.step.compiles(micro_batches) else "train")
     rate = parts.schedule.learning_rate(state.step, config.learning_rate or 0.0)

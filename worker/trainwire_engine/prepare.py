@@ -17,6 +17,7 @@ from trainwire_engine.checkpoint import Saver
 from trainwire_engine.data import Dataset, Notice, load_dataset
 from trainwire_engine.describe import data_event, init_event, other_environment, versions
 from trainwire_engine.failures import disk_error
+from trainwire_engine.feed import Feed
 from trainwire_engine.follow import Follower, Mute
 from trainwire_engine.loop import Parts
 from trainwire_engine.model import Model, load_model
@@ -125,7 +126,9 @@ def prepare(begin: Begin, channel: EngineChannel | Mute, reports: Reports, ranks
         control = Control(channel, reports, state, boundary, stopwatch, ranks)
         ranks.ask(control.calls)
     schedule = Schedule(config, state.horizon)
-    return Parts(course, train, order, step, schedule, boundary, control, reports, stopwatch, saves, model, ranks)
+    feed = Feed(train, order, config, ranks)
+    step.meanwhile = feed.look_ahead
+    return Parts(course, train, feed, step, schedule, boundary, control, reports, stopwatch, saves, model, ranks)
 
 
 def agree(ranks: Alone, course: Course, mark: ModelMark, train: Dataset, valid: Dataset | None) -> None:

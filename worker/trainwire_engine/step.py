@@ -40,7 +40,8 @@ class UpdateStep:
 
     Two functions, compiled on GPUs: one is the forward and backward pass of a micro-batch (traced once per
     shape), one the rest of the update. Everything is summed over trained tokens and divided by their number at the end,
-    so the split into micro-batches leaves loss, gradient and norm as they are.
+    so the split into micro-batches leaves loss, gradient and norm as they are. `meanwhile` is called in every update
+    once its passes are under way. The host waits for the device once, at the end.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer, config: Any, ranks: Alone | None = None) -> None:
@@ -54,6 +55,7 @@ class UpdateStep:
         self._traced = False
         self._met: set[tuple[int, ...]] = set()
         self.lanes = Lanes(model.total_parameters)
+        self.meanwhile: Callable[[], None] = lambda: None
         self._sums = compiled(self._trace_sums)
         self._finish = compiled(self._trace_finish)
 
@@ -102,6 +104,7 @@ class UpdateStep:
             del sums
             # Without a start here, the passes of all micro-batches would be alive at once.
             mx.async_eval(by_lane[lane])
+        self.meanwhile()
         return functools.reduce(_added, by_lane.values())
 
     def _trace_sums(

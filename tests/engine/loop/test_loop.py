@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from trainwire_engine.batches import Order
+from trainwire_engine.feed import Feed
 from trainwire_engine.loop import Pace, Parts, train
 from trainwire_engine.optimizer import Schedule
+from trainwire_engine.ranks import Alone
 from trainwire_engine.reports import UNREAD, Reports
 from trainwire_engine.schedule import Course
 from trainwire_engine.state import Stopwatch, TrainState
@@ -73,7 +75,7 @@ def build(
     parts: Any = Parts(
         course,
         Rows(),
-        order,
+        Feed(Rows(), order, config, Alone()),
         step,  # type: ignore[arg-type]
         Schedule(config, course.total_steps),
         boundary,  # type: ignore[arg-type]

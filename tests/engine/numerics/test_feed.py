@@ -1,0 +1,99 @@
+"""The micro-batches of the next update are made while the device works, and the host waits for it once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from tiny import RandomRows
+
+from trainwire_engine import step as step_module
+from trainwire_engine.batches import Order, plan
+from trainwire_engine.feed import Feed
+from trainwire_engine.model import load_model
+from trainwire_engine.optimizer import Optimizer
+from trainwire_engine.ranks import Alone
+from trainwire_engine.step import UpdateStep
+from trainwire_protocol.config import Config
+
+ROWS = RandomRows(20)
+
+
+class Watched(RandomRows):
+    """Rows that tell which of them were read."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.read: list[int] = []
+
+    def tokens(self, row: int) -> np.ndarray:
+        self.read.append(row)
+        return super().tokens(row)
+
+
+def feed(rows: RandomRows, config: Config) -> tuple[Order, Feed]:
+    order = Order(len(rows), config.batch_size, config.seed)
+    return order, Feed(rows, order, config, Alone())
+
+
+def test_a_portion_is_the_same_whether_it_was_made_ahead_or_not(config: Callable[..., Config]) -> None:
+    settings = config(batch_size=8, micro_batch_tokens=64)
+    order, ahead = feed(ROWS, settings)
+    for epoch, update in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2), (1, 0)]:
+        portion = ahead.take(epoch, update)
+        ahead.look_ahead()
+        expected = plan(ROWS, order.rows(epoch, update), 64)
+        assert portion.rows == order.rows(epoch, update)
+        assert len(portion.micro_batches) == len(expected)
+        for ours, its in zip(portion.micro_batches, expected):
+            assert ours.rows == its.rows
+            assert np.array_equal(ours.tokens, its.tokens)
+
+
+def test_the_next_portion_needs_no_row_any_more_once_it_was_made_ahead(config: Callable[..., Config]) -> None:
+    rows = Watched(20)
+    _, ahead = feed(rows, config(batch_size=8, micro_batch_tokens=64))
+    for epoch, update in [(0, 0), (0, 1), (0, 2), (1, 0)]:
+        ahead.take(epoch, update)
+        rows.read.clear()
+        ahead.look_ahead()
+        assert len(rows.read) == (4 if update == 1 else 8)
+        rows.read.clear()
+        ahead.look_ahead()
+        assert not rows.read
+    ahead.take(1, 1)
+    assert not rows.read
+
+
+def test_the_host_waits_once_and_works_ahead_before_it_waits(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(micro_batch_tokens=64)
+    model = load_model(settings)
+    step = UpdateStep(model, Optimizer(settings), settings)
+    batches = plan(ROWS, range(8), 64)
+    done: list[str] = []
+
+    def told(name: str) -> Callable[..., Any]:
+        original = getattr(mx, name)
+
+        def call(*arrays: Any) -> Any:
+            done.append(name)
+            return original(*arrays)
+
+        return call
+
+    class Mlx:
+        eval, async_eval = staticmethod(told("eval")), staticmethod(told("async_eval"))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(mx, name)
+
+    step.meanwhile = lambda: done.append("meanwhile")
+    monkeypatch.setattr(step_module, "mx", Mlx())
+    step(batches, step=1, learning_rate=1e-3, max_grad_norm=1.0)
+    assert len(batches) > 2
+    assert done == ["async_eval"] * len(batches) + ["meanwhile", "eval"]
