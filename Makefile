@@ -45,10 +45,10 @@ node: $(NODE_TREES:%=%/node_modules/.ready)
 	@touch $@
 
 demo: setup
-	$(BIN)/trainwire demo
+	@$(BIN)/trainwire demo
 
 demo-smollm2: $(VENV)/.demo
-	$(BIN)/trainwire demo --model smollm2
+	@$(BIN)/trainwire demo --model smollm2
 
 check: setup node
 	$(BIN)/ruff check .
