@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -62,6 +63,14 @@ def test_a_second_worker_gets_busy_with_pid_since_and_phase(run: Spawn) -> None:
     assert all("seq" not in line for line in second.lines)
     first.process.terminate()
     first.finish()
+
+
+def test_a_holder_that_says_nothing_of_itself_is_busy_too(run: Spawn, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / "run.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        error = refused(run(config=LONG), "busy")
+    assert error["message"] == f"Another process holds the run folder {tmp_path / 'run'}."
 
 
 def test_busy_answers_start(serve: Spawn) -> None:

@@ -149,14 +149,16 @@ def _take_lock(lock: RunLock, patience: float, cancelled: Callable[[], bool], an
 
 
 def _busy(run_dir: Path, holder: LockInfo, orphaned: bool) -> Busy:
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since_ms / 1000))
+    since = ""
+    if holder.since_ms:
+        since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(holder.since_ms / 1000))
     phase = f", {holder.phase}" if holder.phase else ""
     if orphaned:
         message = f"The engine that process {holder.pid} left behind still holds the run folder {run_dir}."
         hint = f"Wait for it, or end process {holder.engine_pid or 'trainwire_engine'}."
     else:
         who = f"Process {holder.pid}" if holder.pid else "Another process"
-        message = f"{who} holds the run folder {run_dir} since {since}{phase}."
+        message = f"{who} holds the run folder {run_dir}{since}{phase}."
         hint = f"Wait for it, or run `trainwire stop {run_dir}`."
     return Busy(message, hint=hint, pid=holder.pid, since=holder.since_ms, phase=holder.phase)
 
