@@ -113,6 +113,14 @@ class MicroBatch:
     back: np.ndarray | None = None
 
     @property
+    def sources(self) -> np.ndarray:
+        """int32 [rows * length]: which trained position a hidden state is, -1 for one that is none."""
+        trained = np.flatnonzero(self.weights)
+        sources = np.full(self.tokens.size, -1, np.int32)
+        sources[self.positions[trained]] = trained
+        return sources
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """What a compiled step is traced for."""
         return self.tokens.shape + self.positions.shape + (self.spread.shape if self.spread is not None else ())

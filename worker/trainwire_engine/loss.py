@@ -16,10 +16,12 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from trainwire_engine.cpu_weights import dense
+from trainwire_engine.cuda import kernels
 from trainwire_engine.fastmath import exp_below_zero, logsumexp, on_cpu
 from trainwire_engine.head import Head
 from trainwire_engine.model import Arrays, Model
 from trainwire_engine.shapes import policy
+from trainwire_engine.taking import taken
 
 Project = Callable[[mx.array, Arrays], mx.array]
 
@@ -28,12 +30,27 @@ def cross_entropy(
     logits: mx.array, targets: mx.array, weights: mx.array, smoothing: float = 0.0
 ) -> tuple[mx.array, mx.array]:
     """Sum the weighted loss in nats and count the right guesses; logits [P, V], targets and weights [P]."""
+    if kernels.ready(logits):
+        return _by_kernel(logits, targets, weights, smoothing)
     scores = logits.astype(mx.float32)
     chosen = mx.take_along_axis(scores, targets[:, None], axis=-1)[:, 0]
     losses = logsumexp(scores)[:, 0] - (1 - smoothing) * chosen
     if smoothing:
         losses = losses - smoothing * mx.mean(scores, axis=-1)
     return mx.sum(losses * weights), _correct(logits, targets, weights)
+
+
+def _by_kernel(logits: mx.array, targets: mx.array, weights: mx.array, smoothing: float) -> tuple[mx.array, mx.array]:
+    @mx.custom_function
+    def sums(logits: mx.array) -> tuple[mx.array, ...]:
+        return kernels.cross_entropy(logits, targets, weights, smoothing)
+
+    @sums.vjp
+    def pull(_: Any, cotangents: Any, outputs: Any) -> mx.array:
+        return outputs[2] * cotangents[0].astype(outputs[2].dtype)
+
+    outputs: Any = sums(logits)
+    return outputs[0], outputs[1]
 
 
 def chunked_cross_entropy(
@@ -87,6 +104,8 @@ def chunked_cross_entropy(
 def _forward_and_gradient(
     logits: mx.array, targets: mx.array, weights: mx.array, smoothing: float
 ) -> tuple[mx.array, mx.array, mx.array]:
+    if kernels.ready(logits):
+        return kernels.cross_entropy(logits, targets, weights, smoothing)
     scores = logits.astype(mx.float32)
     top = mx.max(scores, axis=-1, keepdims=True)
     powers = exp_below_zero(scores - top)
@@ -134,7 +153,7 @@ def _leaf(layer: Any, name: str) -> mx.array:
 def micro_batch_sums(
     model: Model, params: Arrays, batch: Sequence[mx.array], *, smoothing: float, gradient: bool
 ) -> tuple[mx.array, mx.array]:
-    """Loss and correct guesses of a micro-batch (tokens, positions, targets, weights) under given weights.
+    """Loss and correct guesses of a micro-batch (as `step.device_arrays` makes it) under given weights.
 
     Binds the weights into the module. With `gradient` the head is made differentiable by its own rule.
     """
@@ -145,10 +164,10 @@ def micro_batch_sums(
 def before_head(model: Model, params: Arrays, batch: Sequence[mx.array]) -> mx.array:
     """The blocks' half of `micro_batch_sums`: hidden states [P, D] of the trained positions, or their logits [P, V] if
     the head cannot be told apart."""
-    tokens, positions, *_ = batch
+    tokens, positions, _, _, sources, *_ = batch
     module = model.bind(params)
     states = module(tokens) if model.split is None else model.split.hidden(tokens)
-    return states.reshape(-1, states.shape[-1])[positions]
+    return taken(states.reshape(-1, states.shape[-1]), positions, sources)
 
 
 def head_sums(

@@ -12,6 +12,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from trainwire_engine import adapters, cpu_ops, cpu_weights, segments
+from trainwire_engine.cuda import install as cuda
+from trainwire_engine.cuda import tensors
 from trainwire_engine.fastmath import on_cpu
 from trainwire_engine.head import Head, find_head
 from trainwire_engine.loading import load_module, read_tensors
@@ -38,6 +40,7 @@ class Model:
             cpu_ops.install(module)
             cpu_weights.widen(module)
             cpu_weights.unpack_on_use(module)
+        cuda.install(module)
         if config.packing:
             segments.install(module, model_config.get("model_type"))
         self._module = module
@@ -98,11 +101,15 @@ class Model:
             self._stale = False
         return self._module
 
+    def leaves(self, params: Arrays) -> Arrays:
+        """Cast masters to the dtypes that the forward pass computes with."""
+        if tensors.usable(params):
+            return tensors.cast(params, self.leaf_dtype)
+        return {name: value.astype(self.leaf_dtype[name]) for name, value in params.items()}
+
     def bind(self, params: Arrays) -> nn.Module:
         """Put weights into the module, cast to the forward dtypes; inside a trace they are its tracers."""
-        self._module.update(
-            tree_unflatten([(name, value.astype(self.leaf_dtype[name])) for name, value in params.items()])
-        )
+        self._module.update(tree_unflatten(list(self.leaves(params).items())))
         return self._module
 
     def train_mode(self, on: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from trainwire_engine.cuda import tensors
 from trainwire_engine.update_rules import MUON_OTHERS, RULES, Arguments, Arrays, Rule, Slots
 from trainwire_protocol.errors import ConfigInvalid
 
@@ -82,6 +83,8 @@ class Optimizer:
         count = state["count"] + 1
         steps = {rule: rule.scalars(count.astype(mx.float32), arguments) for rule, arguments in self._rules()}
         shared = (learning_rate, 1 - learning_rate * self.weight_decay, scale, accept)
+        if self.together(params):
+            return self._apply_together(params, grads, state, count, steps[self._rule], shared)
         new_params: Arrays = {}
         new_state: Arrays = {"count": mx.where(accept, count, state["count"])}
         for name, param in params.items():
@@ -94,6 +97,26 @@ class Optimizer:
                 new_state[f"{slot}.{name}"] = value
         return new_params, new_state
 
+    def together(self, params: Arrays) -> bool:
+        """Tell whether a few kernels go over all these weights at once: AdamW in float32 on a CUDA card."""
+        return self.name == "adamw" and all(p.dtype == mx.float32 for p in params.values()) and tensors.usable(params)
+
+    def _apply_together(
+        self, params: Arrays, grads: Arrays, state: Arrays, count: mx.array, steps: Any, shared: Any
+    ) -> tuple[Arrays, Arrays]:
+        means, squares = ({name: state[f"{slot}.{name}"] for name in params} for slot in ("mean", "square"))
+        accept = shared[3]
+        scalars = mx.stack([value.astype(mx.float32).reshape(()) for value in (*shared, *steps)])
+        weights, means, squares = tensors.adamw(
+            params, grads, means, squares, scalars,
+            betas=self.arguments["betas"], eps=self.arguments["eps"], decays=self._decays,
+        )  # fmt: skip
+        slots = {f"{slot}.{n}": v for slot, of in (("mean", means), ("square", squares)) for n, v in of.items()}
+        return weights, {"count": mx.where(accept, count, state["count"]), **slots}
+
+    def _decays(self, param: mx.array) -> bool:
+        return bool(self.weight_decay) and param.ndim >= 2
+
     def _rules(self) -> list[tuple[Rule, Arguments]]:
         others = [MUON_OTHERS] if self.name == "muon" else []
         return [(self._rule, self.arguments), *others]
@@ -103,7 +126,7 @@ class Optimizer:
 
     def _one(self, rule: Rule, arguments: Arguments, slots: tuple[str, ...], param: mx.array) -> Callable[..., Any]:
         """The update of one weight; an elementwise rule is fused into few passes over a large weight."""
-        decays = bool(self.weight_decay) and param.ndim >= 2
+        decays = self._decays(param)
         fuse = rule.elementwise and (param.size >= FUSED_FROM or mx.default_device() != mx.cpu)
         if fuse and (rule, decays) in self._fused:
             return self._fused[rule, decays]

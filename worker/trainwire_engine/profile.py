@@ -113,7 +113,7 @@ class ProfiledStep(UpdateStep):
     def _trace_forward(self, params: Arrays, batch: tuple[mx.array, ...]) -> mx.array:
         self._traced = True
         self.model.train_mode(True)
-        with apart(*batch[4:]):
+        with apart(*batch[5:]):
             return before_head(self.model, params, batch)
 
     def _trace_head(self, params: Arrays, hidden: mx.array, batch: tuple[mx.array, ...]) -> Any:

@@ -17,6 +17,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from trainwire_engine.cuda import kernels
+from trainwire_engine.taking import taken
 from trainwire_protocol.errors import Unsupported
 
 PROVED = (
@@ -125,35 +127,51 @@ def _spread(x: mx.array) -> mx.array:
     if _active is None:
         return x
     spread, back = _active
-    taken = _taken(x[0], spread.reshape(-1), back)
-    return taken.reshape(x.shape[1], *spread.shape, x.shape[3]).swapaxes(0, 1)
+    if kernels.ready(x):
+        return _moved(x, _to_rows, _to_flat, spread, back)
+    rows = taken(x[0], spread.reshape(-1), back)
+    return rows.reshape(x.shape[1], *spread.shape, x.shape[3]).swapaxes(0, 1)
 
 
 def _put_back(x: mx.array) -> mx.array:
     """[rows, heads, length, width] to [1, heads, T, width]."""
     assert _active is not None
     spread, back = _active
+    if kernels.ready(x):
+        return _moved(x, _to_flat, _to_rows, spread, back)
     rows, heads, length, width = x.shape
-    return _taken(x.swapaxes(0, 1).reshape(heads, rows * length, width), back, spread.reshape(-1))[None]
+    return taken(x.swapaxes(0, 1).reshape(heads, rows * length, width), back, spread.reshape(-1))[None]
 
 
-def _taken(x: mx.array, index: mx.array, inverse: mx.array) -> mx.array:
-    """Places of the middle axis of x [heads, n, width], zeros for -1; each place is taken at most once, so the
-    gradient is the same with the inverse index, and no sum is needed."""
+_Move = Callable[[mx.array, mx.array, mx.array], mx.array]
+
+
+def _moved(x: mx.array, there: _Move, back_again: _Move, spread: mx.array, back: mx.array) -> mx.array:
+    """One way by a kernel, and the gradient the other way."""
 
     @mx.custom_function
-    def take(x: mx.array) -> mx.array:
-        return _pick(x, index)
+    def move(x: mx.array) -> mx.array:
+        return there(x, spread, back)
 
-    @take.vjp
-    def pull(_: Any, cotangent: mx.array, __: Any) -> mx.array:
-        return _pick(cotangent, inverse)
+    @move.vjp
+    def pull(_: Any, upstream: mx.array, __: Any) -> mx.array:
+        return back_again(upstream, spread, back)
 
-    taken: mx.array = take(x)  # type: ignore[assignment]
-    return taken
+    moved: mx.array = move(x)  # type: ignore[assignment]
+    return moved
 
 
-def _pick(x: mx.array, index: mx.array) -> mx.array:
-    # -1 takes the zeros behind the end; hiding places after the taking costs three times as much on a CPU.
-    ended = mx.concatenate([x, mx.zeros((x.shape[0], 1, x.shape[2]), x.dtype)], axis=1)
-    return mx.take(ended, mx.where(index < 0, x.shape[1], index), axis=1)
+def _to_rows(x: mx.array, spread: mx.array, _: mx.array) -> mx.array:
+    # Projections leave the heads of a token side by side: in that order nothing is copied before the kernel.
+    rows, length = spread.shape
+    heads, width = x.shape[1], x.shape[3]
+    flat = x.swapaxes(1, 2)
+    return kernels.take(flat, spread.reshape(-1), spread.size, heads, length_to=length).reshape(
+        rows, heads, length, width
+    )
+
+
+def _to_flat(x: mx.array, _: mx.array, back: mx.array) -> mx.array:
+    heads, length, width = x.shape[1:]
+    flat = kernels.take(x, back, back.size, heads, length_from=length)
+    return flat.reshape(1, back.size, heads, width).swapaxes(1, 2)

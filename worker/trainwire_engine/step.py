@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from trainwire_engine.adapters import set_dropout_keys
 from trainwire_engine.batches import MicroBatch, mix
+from trainwire_engine.cuda import tensors, tracing
 from trainwire_engine.fastmath import on_cpu
 from trainwire_engine.lanes import Lanes
 from trainwire_engine.loss import micro_batch_sums
@@ -57,7 +58,7 @@ class UpdateStep:
         self.lanes = Lanes(model.total_parameters)
         self.meanwhile: Callable[[], None] = lambda: None
         self._sums = compiled(self._trace_sums)
-        self._finish = compiled(self._trace_finish)
+        self._finish = compiled(self._trace_finish, fused=not optimizer.together(model.trainable))
 
     def __call__(
         self,
@@ -117,13 +118,16 @@ class UpdateStep:
         def sums(params: Arrays) -> tuple[mx.array, mx.array]:
             return micro_batch_sums(self.model, params, batch, smoothing=self._smoothing, gradient=True)
 
-        with apart(*batch[4:]):
-            return mx.value_and_grad(sums)(params)
+        # The gradient for a master is the one for its rounded leaf, in the master's dtype.
+        with apart(*batch[5:]):
+            totals, grads = mx.value_and_grad(sums)(self.model.leaves(params))
+        return totals, as_masters(grads, params)
 
     def _trace_finish(
         self, params: Arrays, state: Arrays, grads: Arrays, loss: mx.array, correct: mx.array, limits: mx.array
     ) -> tuple[Arrays, Arrays, mx.array]:
-        tokens, learning_rate, max_norm = limits[0], limits[1], limits[2]
+        # Not limits[0]: MLX takes a single number with a gather, which costs CUDA's compiler three seconds.
+        tokens, learning_rate, max_norm = (part.reshape(()) for part in mx.split(limits, 3))
         loss = loss / tokens
         norm = clipped_norm = _norm(grads) / tokens
         accept = mx.isfinite(norm) & mx.isfinite(loss)
@@ -155,30 +159,58 @@ class EvaluateSums:
     def _trace(self, params: Arrays, batch: tuple[mx.array, ...]) -> tuple[mx.array, mx.array]:
         self._traced = True
         self.model.train_mode(False)
-        with apart(*batch[4:]):
+        with apart(*batch[5:]):
             return micro_batch_sums(self.model, params, batch, smoothing=0.0, gradient=False)
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], *, fused: bool = False) -> Callable[..., Any]:
     """Compile a step function where that pays: on the CPU, fused kernels save less than their C++ compiler costs.
 
     Measured: tracing saves under 1 % of a step of 2 million weights and 18 % of one of 35 thousand, while the
-    40 kernels of a first step take 20 s to compile.
+    40 kernels of a first step take 20 s to compile. On a CUDA card with our kernels operations are `fused` only if
+    asked for.
     """
-    return function if mx.default_device() == mx.cpu else mx.compile(function)
+    if mx.default_device() == mx.cpu:
+        return function
+    traced = mx.compile(function)
+    if not fused:
+        return traced
+
+    def call(*args: Any) -> Any:
+        with tracing.fusing():
+            return traced(*args)
+
+    return call
 
 
 def device_arrays(batch: MicroBatch) -> tuple[mx.array, ...]:
-    """Hand a micro-batch to MLX: tokens, positions, targets, weights, and of a packed one spread and back."""
-    arrays = (batch.tokens, batch.positions, batch.targets, batch.weights, batch.spread, batch.back)
+    """Hand a micro-batch to MLX: tokens, positions, targets, weights, sources, and of a packed one spread and back."""
+    arrays = (batch.tokens, batch.positions, batch.targets, batch.weights, batch.sources, batch.spread, batch.back)
     return tuple(mx.array(array) for array in arrays if array is not None)
 
 
 def _added(totals: Any, sums: Any) -> Any:
     (loss, correct), grads = totals
     (more_loss, more_correct), more = sums
-    return (loss + more_loss, correct + more_correct), {name: grad + more[name] for name, grad in grads.items()}
+    if _together(grads) and _together(more):
+        grads = tensors.added(grads, more)
+    else:
+        grads = {name: grad + more[name] for name, grad in grads.items()}
+    return (loss + more_loss, correct + more_correct), grads
+
+
+def as_masters(grads: Arrays, params: Arrays) -> Arrays:
+    """Cast gradients to the dtypes of the weights they are for."""
+    if tensors.usable(grads):
+        return tensors.cast(grads, {name: param.dtype for name, param in params.items()})
+    return {name: grad.astype(params[name].dtype) for name, grad in grads.items()}
 
 
 def _norm(grads: Arrays) -> mx.array:
+    if _together(grads):
+        return mx.sqrt(tensors.square_sum(grads))
     return mx.sqrt(sum((mx.sum(mx.square(grad)) for grad in grads.values()), mx.zeros(())))
+
+
+def _together(arrays: Arrays) -> bool:
+    return tensors.usable(arrays) and all(array.dtype == mx.float32 for array in arrays.values())

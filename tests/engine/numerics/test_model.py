@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from tiny import FAMILIES, tiny_config, tiny_model
 
 from trainwire_engine import loading
-from trainwire_engine.adapters import DoRALinear, LoRALinear
+from trainwire_engine.adapters import DoRALinear, LoRALinear, low_rank_sum
 from trainwire_engine.model import Model, load_model
 from trainwire_protocol.config import Config
 from trainwire_protocol.errors import ConfigInvalid, ModelLoadFailed, Unsupported
@@ -139,7 +140,6 @@ def test_mlx_lm_loads_our_adapters_and_computes_the_same(
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("ours", [LoRALinear, DoRALinear])
 def test_layers_have_the_values_and_gradients_of_mlx_lms(ours: Any, bias: bool, bits: int | None) -> None:
-    import mlx.nn as nn
     from mlx_lm.tuner.dora import DoRALinear as TheirDoRA
     from mlx_lm.tuner.lora import LoRALinear as TheirLoRA
 
@@ -302,3 +302,25 @@ def test_a_run_starts_from_other_weights(config: Callable[..., Config], tmp_path
     assert mx.array_equal(again.module(TOKENS), model.module(TOKENS))
     with pytest.raises(ModelLoadFailed, match="start_from"):
         load_model(config(method=method, start_from=str(tmp_path / "nothing")))
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 64), (7, 64)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_low_rank_sum_in_few_products_is_the_plain_one(shape: tuple[int, ...], packed: bool) -> None:
+    linear = nn.Linear(64, 32)
+    if packed:
+        linear = nn.QuantizedLinear.from_linear(linear, group_size=32, bits=8)
+    mx.random.seed(3)
+    x, a, b = mx.random.normal(shape), mx.random.normal((64, 4)) / 8, mx.random.normal((4, 32))
+    upstream = mx.random.normal((*shape[:-1], 32))
+
+    def plain(x: mx.array, a: mx.array, b: mx.array) -> mx.array:
+        return linear(x) + 1.5 * (x @ a) @ b
+
+    def few(x: mx.array, a: mx.array, b: mx.array) -> mx.array:
+        return low_rank_sum(linear, x, a, b, 1.5)
+
+    expected, expected_grads = mx.vjp(plain, [x, a, b], [upstream])
+    got, grads = mx.vjp(few, [x, a, b], [upstream])
+    for ours, theirs in zip([*got, *grads], [*expected, *expected_grads]):
+        np.testing.assert_allclose(np.array(ours), np.array(theirs), rtol=2e-5, atol=2e-5)

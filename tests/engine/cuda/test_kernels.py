@@ -1,0 +1,179 @@
+"""The CUDA kernels against NumPy in double precision, on a machine with a card."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from trainwire_engine.cuda import install, kernels, tensors, tracing
+from trainwire_engine.taking import taken
+
+pytestmark = pytest.mark.skipif(
+    mx.default_device() == mx.cpu or not kernels.available(), reason="no CUDA card that MLX computes on"
+)
+
+TYPES = [(mx.float32, 1e-6), (mx.bfloat16, 4e-3), (mx.float16, 6e-4)]
+"""Each type with half the distance of its numbers at 1, and a little."""
+
+
+def draw(seed: int, *shape: int, dtype: Any = mx.float32, scale: float = 1.0) -> mx.array:
+    return mx.array((np.random.default_rng(seed).normal(size=shape) * scale).astype(np.float32)).astype(dtype)
+
+
+def exact(x: mx.array) -> np.ndarray:
+    return np.array(x.astype(mx.float32)).astype(np.float64)
+
+
+def close(got: mx.array, expected: np.ndarray, relative: float) -> None:
+    np.testing.assert_allclose(exact(got), expected, rtol=relative, atol=relative * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("dtype", "relative"), TYPES)
+@pytest.mark.parametrize("shape", [(64, 96), (3, 5), (1, 8191)])
+def test_swiglu_and_its_gradient(dtype: Any, relative: float, shape: tuple[int, int]) -> None:
+    gate, up, upstream = (draw(seed, *shape, dtype=dtype, scale=2) for seed in (1, 2, 3))
+    x, u, d = exact(gate), exact(up), exact(upstream)
+    share = 1 / (1 + np.exp(-x))
+    close(kernels.swiglu(gate, up), x * share * u, relative)
+    (value,), (d_gate, d_up) = mx.vjp(kernels.swiglu, [gate, up], [upstream])
+    close(value, x * share * u, relative)
+    close(d_gate, d * u * (share + x * share * (1 - share)), relative)
+    close(d_up, d * x * share, relative)
+
+
+@pytest.mark.parametrize(("dtype", "relative"), TYPES)
+@pytest.mark.parametrize(("rows", "words"), [(5, 64), (3, 1001), (4, 20000), (2, 151936)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_and_its_gradient(dtype: Any, relative: float, rows: int, words: int, smoothing: float) -> None:
+    logits = draw(words, rows, words, dtype=dtype, scale=4)
+    targets = np.random.default_rng(1).integers(0, words, rows).astype(np.int32)
+    scores = exact(logits)
+    targets[0] = scores[0].argmax()
+    weights = np.ones(rows, np.float32)
+    weights[-1] = 0
+    loss, correct, gradient = kernels.cross_entropy(logits, mx.array(targets), mx.array(weights), smoothing)
+    top = scores.max(axis=1, keepdims=True)
+    powers = np.exp(scores - top)
+    total = powers.sum(axis=1, keepdims=True)
+    chosen = scores[np.arange(rows), targets]
+    losses = (np.log(total) + top)[:, 0] - (1 - smoothing) * chosen - smoothing * scores.mean(axis=1)
+    onehot = np.zeros_like(scores)
+    onehot[np.arange(rows), targets] = 1
+    wanted = (powers / total - (1 - smoothing) * onehot - smoothing / words) * weights[:, None]
+    np.testing.assert_allclose(loss.item(), (losses * weights).sum(), rtol=2e-6)
+    assert correct.item() == ((scores.argmax(axis=1) == targets) * weights).sum()
+    close(gradient, wanted, relative)
+
+
+def test_the_first_of_equal_logits_is_the_guess_and_nan_stays() -> None:
+    logits = mx.array([[1.0, 3.0, 3.0, 0.0], [0.0, float("nan"), 1.0, 2.0], [float("-inf"), 0.0, 0.0, 0.0]])
+    ones = mx.ones(3)
+    loss, correct, gradient = kernels.cross_entropy(logits, mx.array([1, 3, 1], mx.int32), ones, 0.0)
+    assert np.isnan(loss.item())
+    assert correct.item() == 3
+    assert np.isnan(np.array(gradient)[1]).all()
+    np.testing.assert_allclose(np.array(gradient)[2], [0, 1 / 3 - 1, 1 / 3, 1 / 3], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("dtype", "_"), TYPES)
+@pytest.mark.parametrize("width", [8, 12, 5])
+def test_taking_rows_and_the_gradient_by_the_inverse(dtype: Any, _: float, width: int) -> None:
+    x = draw(1, 6, width, dtype=dtype)
+    index, inverse = mx.array([4, -1, 0, 2], mx.int32), mx.array([2, -1, 3, -1, 0, -1], mx.int32)
+    rows, upstream = exact(x), draw(2, 4, width, dtype=dtype)
+    expected = np.stack([rows[4], np.zeros(width), rows[0], rows[2]])
+    (got,), (gradient,) = mx.vjp(lambda x: taken(x, index, inverse), [x], [upstream])
+    assert np.array_equal(exact(got), expected)
+    above = exact(upstream)
+    zeros = np.zeros(width)
+    assert np.array_equal(exact(gradient), np.stack([above[2], zeros, above[3], zeros, above[0], zeros]))
+
+
+@pytest.mark.parametrize("width", [8, 6])
+def test_heads_go_to_rows_and_back(width: int) -> None:
+    heads, length = 3, 4
+    flat = draw(1, 5, heads, width, dtype=mx.bfloat16)
+    spread = np.array([[0, 1, 2, -1], [3, 4, -1, -1]], np.int32)
+    back = np.array([0, 1, 2, 4, 5], np.int32)
+    rows = kernels.take(flat, mx.array(spread.reshape(-1)), 8, heads, length_to=length)
+    rows = rows.reshape(2, heads, length, width)
+    expected = np.zeros((2, length, heads, width))
+    for row, places in enumerate(spread):
+        for at, place in enumerate(places):
+            if place >= 0:
+                expected[row, at] = exact(flat)[place]
+    assert np.array_equal(exact(rows), expected.swapaxes(1, 2))
+    again = kernels.take(rows, mx.array(back), 5, heads, length_from=length).reshape(5, heads, width)
+    assert np.array_equal(exact(again), exact(flat))
+
+
+def test_an_embedding_looks_up_what_mlx_does_and_has_its_gradient() -> None:
+    plain = nn.Embedding(50, 16)
+    words = mx.array([[3, 7, 3], [49, 0, 7]])
+    own = nn.Embedding(50, 16)
+    own.weight = plain.weight
+    own.__class__ = install.Embedding
+    assert np.array_equal(np.array(own(words)), np.array(plain(words)))
+
+    def total(weight: mx.array, layer: nn.Module) -> mx.array:
+        layer.weight = weight
+        return mx.sum(mx.square(layer(words)))
+
+    weight = plain.weight
+    ours, theirs = (mx.grad(lambda w, layer=layer: total(w, layer))(weight) for layer in (own, plain))
+    np.testing.assert_allclose(np.array(ours), np.array(theirs), rtol=1e-6)
+
+
+def many(dtype: Any = mx.float32, count: int = 131) -> dict[str, mx.array]:
+    return {f"w{i}": draw(i, 8, 3 + 37 * (i % 5), dtype=dtype) for i in range(count)} | {"norm": draw(999, 7)}
+
+
+def test_many_arrays_are_cast_added_and_squared_at_once() -> None:
+    arrays = many()
+    cast = tensors.cast(arrays, dict.fromkeys(arrays, mx.bfloat16) | {"norm": mx.float32})
+    assert list(cast) == list(arrays)
+    for name, array in arrays.items():
+        expected = array if name == "norm" else array.astype(mx.bfloat16)
+        assert cast[name].dtype == expected.dtype
+        assert np.array_equal(exact(cast[name]), exact(expected))
+    sums = tensors.added(arrays, arrays)
+    assert all(np.array_equal(exact(sums[name]), 2 * exact(array)) for name, array in arrays.items())
+    squares = sum((exact(array) ** 2).sum() for array in arrays.values())
+    np.testing.assert_allclose(tensors.square_sum(arrays).item(), squares, rtol=1e-5)
+    assert tensors.square_sum(arrays).item() == tensors.square_sum(arrays).item()
+
+
+@pytest.mark.parametrize("accept", [True, False])
+def test_adamw_over_many_arrays(accept: bool) -> None:
+    params, grads = many(), {name: draw(5000 + i, *a.shape) for i, (name, a) in enumerate(many().items())}
+    means = {name: draw(7000 + i, *a.shape) for i, (name, a) in enumerate(params.items())}
+    squares = {name: mx.square(value) for name, value in means.items()}
+    rate, keep, scale, first, second = 0.01, 0.9, 0.5, 1.7, 1.3
+    scalars = mx.array([rate, keep, scale, float(accept), first, second])
+    new, mean, square = tensors.adamw(
+        params, grads, means, squares, scalars, betas=(0.9, 0.999), eps=1e-8, decays=lambda p: p.ndim >= 2
+    )
+    for name in params:
+        w, g, m, v = (exact(source[name]) for source in (params, grads, means, squares))
+        if accept:
+            g = g * scale
+            m, v = 0.9 * m + (1 - 0.9) * g, 0.999 * v + (1 - 0.999) * g * g
+            w = w * (keep if w.ndim >= 2 else 1) - rate * (m * first) / (np.sqrt(v) * second + 1e-8)
+        close(new[name], w, 1e-6)
+        close(mean[name], m, 1e-6)
+        close(square[name], v, 2e-6)
+
+
+def test_what_is_compiled_without_fusing_gives_the_same() -> None:
+    def function(x: mx.array) -> mx.array:
+        return mx.exp(x) * 2 + mx.sin(x) * x
+
+    x = draw(1, 100)
+    before = np.array(function(x))
+    with tracing.fusing(False):
+        got = np.array(mx.compile(function)(x))
+    assert np.array_equal(got, before)

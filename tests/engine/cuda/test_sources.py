@@ -1,0 +1,55 @@
+"""What can be said of the CUDA kernels without a card: their sources compile, and say no more arguments than fit."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from trainwire_engine.cuda import compiler, kernels, tensors, tracing
+
+
+def test_without_a_card_nothing_is_ready_and_everything_works_as_before() -> None:
+    if mx.default_device() != mx.cpu:
+        pytest.skip("MLX computes on a GPU here")
+    assert not kernels.available()
+    assert not kernels.ready(mx.zeros(3))
+    assert not tensors.usable({"w": mx.zeros(3)})
+
+
+@pytest.mark.parametrize("dtype", compiler.DTYPES, ids=str)
+@pytest.mark.parametrize("file", ["swiglu", "loss", "take"])
+def test_every_source_compiles_for_every_type(file: str, dtype: mx.Dtype) -> None:
+    try:
+        code = compiler.compile_for(kernels.source(file, dtype), "sm_80")
+    except compiler.CompileFailed as error:
+        if "was not found" in str(error):
+            pytest.skip(str(error))
+        raise
+    assert code.startswith(b"\x7fELF")
+
+
+def test_the_arguments_of_a_full_launch_fit_into_four_kilobytes() -> None:
+    ins = tuple((name, "float") for name in ("weight", "grad", "mean", "square"))
+    outs = tuple((name, "float") for name in ("new_weight", "new_mean", "new_square"))
+    source = tensors.program("adamw", ins, outs, "", tensors.MOST, shared="const float* with")
+    arguments = source[source.index("(") + 1 : source.index(")")].split(", ")
+    assert sum(8 if "*" in argument else 4 for argument in arguments) <= 4096
+
+
+def test_names_are_shared_out_evenly_and_none_is_lost() -> None:
+    arrays = {f"w{i}": mx.zeros(1 + i % 3) for i in range(392)}
+    parts = list(tensors.parts(list(arrays), arrays))
+    assert sorted(name for part in parts for name in part) == sorted(arrays)
+    assert {len(part) for part in parts} == {56}
+
+
+def test_fusing_can_be_switched_off_and_on() -> None:
+    seen = []
+
+    def function(x: mx.array) -> mx.array:
+        return mx.exp(x) * 2 + x
+
+    for wanted in (False, True):
+        with tracing.fusing(wanted):
+            seen.append(str(mx.compile(function)(mx.zeros(3)).tolist()))
+    assert seen == ["[2.0, 2.0, 2.0]"] * 2

@@ -1,0 +1,169 @@
+"""SwiGLU, cross entropy and taking rows on a CUDA card: MLX's values, each in one pass over the memory.
+
+Sums and exponentials are made in float32 whatever the type, and rounded once. Where no kernel can be had (`ready`
+says so) callers use MLX's operations.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from trainwire_engine.cuda.compiler import DTYPES, CompileFailed, architecture, compile_source, prelude
+
+_LIMIT = 2**31 - 2**20
+"""Elements of an array that 32-bit counts reach."""
+
+
+@functools.cache
+def available() -> bool:
+    """Tell whether MLX computes on a CUDA card for which kernels can be compiled, and whether one computes right."""
+    if mx.default_device() == mx.cpu or not mx.cuda.is_available():
+        return False
+    try:
+        architecture()
+        return _computes()
+    except (CompileFailed, AttributeError, RuntimeError):
+        return False
+
+
+def ready(*arrays: mx.array) -> bool:
+    """Tell whether kernels exist for these arrays: of one type that they are made for, and not too large."""
+    dtype = arrays[0].dtype
+    fitting = dtype in DTYPES and all(array.dtype == dtype and array.size < _LIMIT for array in arrays)
+    return fitting and available()
+
+
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """silu(gate) · up of arrays of one shape, with its gradient."""
+    product: mx.array = _swiglu(gate, up)  # type: ignore[assignment]
+    return product
+
+
+@mx.custom_function
+def _swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    return _pass("swiglu", gate.dtype, [gate, up], [gate.shape], packs=gate.size)[0]
+
+
+@_swiglu.vjp
+def _swiglu_vjp(primals: Any, upstream: mx.array, _: Any) -> tuple[mx.array, mx.array]:
+    gate, up = primals
+    d_gate, d_up = _pass(
+        "swiglu_gradient", gate.dtype, [gate, up, upstream], [gate.shape] * 2, packs=gate.size, file="swiglu"
+    )
+    return d_gate, d_up
+
+
+def cross_entropy(
+    logits: mx.array, targets: mx.array, weights: mx.array, smoothing: float
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Sum of the weighted losses, sum of the weights guessed right, and the gradient of the first for the logits.
+
+    logits [P, V], targets int32 [P], weights float32 [P]; the gradient has the logits' type. Has no gradient itself.
+    """
+    rows, words = logits.shape
+    threads = 1024 if words >= 8192 else 256
+    gradient, losses, correct = _call(
+        "cross_entropy",
+        "loss",
+        logits.dtype,
+        [logits, targets.astype(mx.int32), weights],
+        shapes=[logits.shape, (rows,), (rows,)],
+        dtypes=[logits.dtype, mx.float32, mx.float32],
+        # MLX takes no double that is no single-precision number.
+        scalars=[words, float(np.float32(smoothing))],
+        grid=(rows * threads, 1, 1),
+        threads=threads,
+    )
+    return mx.sum(losses), mx.sum(correct), gradient
+
+
+def take(x: mx.array, index: mx.array, slots: int, heads: int, *, length_from: int = 0, length_to: int = 0) -> mx.array:
+    """Put x[index[i]] at i, zeros where the index is negative; flat, has no gradient itself.
+
+    x holds slots of [heads, width], width being its last axis; with a length they lie as [slots / length, heads,
+    length, width], else one behind the other. `slots` is the number of indices, `length_from` tells of x, `length_to`
+    of what is returned.
+    """
+    width = x.shape[-1]
+    (taken,) = _call(
+        "take",
+        "take",
+        x.dtype,
+        [x, index],
+        shapes=[(slots * heads * width,)],
+        dtypes=[x.dtype],
+        scalars=[slots, heads, width, length_from, length_to],
+        grid=(_round_up(slots * heads * -(-width * x.itemsize // 16), 256), 1, 1),
+        threads=256,
+    )
+    return taken
+
+
+def _pass(
+    name: str, dtype: mx.Dtype, inputs: list[mx.array], shapes: list[Any], *, packs: int, file: str | None = None
+) -> list[mx.array]:
+    """Call an elementwise kernel whose threads take 16 bytes each."""
+    threads = _round_up(-(-packs * dtype.size // 16), 256)
+    return _call(
+        name,
+        file or name,
+        dtype,
+        inputs,
+        shapes=shapes,
+        dtypes=[dtype] * len(shapes),
+        scalars=[packs],
+        grid=(threads, 1, 1),
+        threads=256,
+    )
+
+
+def _call(
+    name: str,
+    file: str,
+    dtype: mx.Dtype,
+    inputs: list[mx.array],
+    *,
+    shapes: list[Any],
+    dtypes: list[mx.Dtype],
+    scalars: list[Any],
+    grid: tuple[int, int, int],
+    threads: int,
+) -> list[mx.array]:
+    return mx.fast.precompiled_cuda_kernel(
+        name=name,
+        compiled_source=_code(file, dtype),
+        inputs=inputs,
+        output_shapes=shapes,
+        output_dtypes=dtypes,
+        scalars=scalars,
+        grid=grid,
+        threadgroup=(threads, 1, 1),
+        ensure_row_contiguous=True,
+    )
+
+
+@functools.cache
+def _code(file: str, dtype: mx.Dtype) -> bytes:
+    return compile_source(source(file, dtype))
+
+
+def source(file: str, dtype: mx.Dtype) -> str:
+    """The whole CUDA source of a file's kernels for a type."""
+    folder = resources.files(__package__)
+    return prelude(dtype) + "".join((folder / f"{part}.cu").read_text() for part in ("packs", file))
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def _computes() -> bool:
+    """Take rows by a kernel and compare: what is copied is exact, whatever the card."""
+    x = mx.arange(24, dtype=mx.float32).reshape(6, 4)
+    rows = take(x, mx.array([5, -1, 0], mx.int32), 3, 1).reshape(3, 4)
+    return bool(rows.tolist() == [[20.0, 21.0, 22.0, 23.0], [0.0] * 4, [0.0, 1.0, 2.0, 3.0]])

@@ -1,0 +1,23 @@
+// Where (slot, head) begins: slots behind each other, or with a length [slots / length, heads, length].
+static __device__ __forceinline__ long long place(int slot, int head, int heads, int width, int length) {
+  if (length == 0) return ((long long)slot * heads + head) * width;
+  return ((long long)(slot / length * heads + head) * length + slot % length) * width;
+}
+
+// out[slot] = x[index[slot]], zeros where that is negative; slots of [heads, width], either way laid out.
+extern "C" __global__ void take(
+    const T* x, const int* index, T* out, int slots, int heads, int width, int length_from, int length_to) {
+  const int packs = (width + WIDE - 1) / WIDE;
+  const bool whole = width % WIDE == 0 && aligned(x) && aligned(out);
+  const long long size = (long long)slots * heads * packs;
+  for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < size; i += (long long)gridDim.x * blockDim.x) {
+    const int pack = (int)(i % packs), slot = (int)(i / packs / heads), head = (int)(i / packs % heads);
+    const int at = pack * WIDE, count = width - at < WIDE ? width - at : WIDE;
+    const int source = index[slot];
+    Pack value;
+#pragma unroll
+    for (int k = 0; k < WIDE; k++) value.part[k] = rounded(0.0f);
+    if (source >= 0) value = load(x, place(source, head, heads, width, length_from) + at, count, whole);
+    store(out, place(slot, head, heads, width, length_to) + at, count, whole, value);
+  }
+}
