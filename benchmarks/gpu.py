@@ -1,11 +1,12 @@
 """Compares trainwire with `mlx_lm.lora` and TRL on one GPU, from a bare checkout and without network.
 
-    python benchmarks/gpu.py --tokenizer FOLDER [--cases lora full] [--peers mlx_lm trl] [--seconds 120] [--out FILE]
+    python benchmarks/gpu.py --tokenizer FOLDER [--cases lora full] [--peers mlx_lm trl-packed] [--batch 8] [--out FILE]
 
 A model of the shape of Qwen3 0.6B with random weights is made here; FOLDER holds a Qwen3 tokenizer.json and its
 tokenizer_config.json. All train the same chat rows of log-normal lengths, every token of them, LoRA of rank 8 on all
-layers or full, batch 8, in bfloat16. Figures are trained tokens per second: `whole` from the spawn of the process to
-its last update (kernels compile meanwhile), `steady` over the second half of its updates.
+layers or full, in bfloat16, each row once. Every trainer starts without compiled kernels, as on a machine where MLX
+has never run. Figures are trained tokens per second: `whole` from the spawn of the process to its last update, `steady`
+over the second half of its updates.
 """
 
 from __future__ import annotations
@@ -59,8 +60,11 @@ mx.save_safetensors(folder + "/model.safetensors", weights, metadata={"format": 
 """
 
 
-def environment() -> dict[str, str]:
-    """The sources of the checkout on the path, and the CUDA libraries that PyTorch brought."""
+def environment(kernels: Path | None = None) -> dict[str, str]:
+    """The sources of the checkout on the path, the CUDA libraries that PyTorch brought, an empty folder for kernels."""
+    if kernels is not None:
+        shutil.rmtree(kernels, ignore_errors=True)
+        kernels.mkdir(parents=True)
     paths = [str(ROOT / part) for part in ("protocol", "worker", "clients/python")]
     paths += [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     libraries = [str(lib) for base in sys.path for lib in Path(base).glob("nvidia/*/lib")]
@@ -72,6 +76,7 @@ def environment() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
+        **({"MLX_PTX_CACHE_DIR": str(kernels)} if kernels is not None else {}),
     }
 
 
@@ -117,7 +122,7 @@ def run_trainwire(folder: Path, method: str, seconds: float, batch: int, extra: 
     values = {
         "model": str(folder / "model"), "data": str(folder / "data/train.jsonl"),
         "run_dir": str(folder / f"run-{method}"),
-        "method": method, "train_on": "all", "batch_size": batch, "save_every": 0, "eval_every": 0, "num_epochs": 20,
+        "method": method, "train_on": "all", "batch_size": batch, "save_every": 0, "eval_every": 0, "num_epochs": 1,
         "learning_rate": 1e-5, "schedule": "constant", "warmup_steps": 0, "cache_dir": str(folder / "cache"),
         "max_seq_length": 2048,
     }  # fmt: skip
@@ -129,7 +134,12 @@ def run_trainwire(folder: Path, method: str, seconds: float, batch: int, extra: 
     losses: list[float] = []
     facts: dict[str, Any] = {}
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr, env=environment(), text=True
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=sys.stderr,
+        env=environment(folder / "kernels-trainwire"),
+        text=True,
     )
     assert process.stdout is not None
     assert process.stdin is not None
@@ -156,21 +166,24 @@ def run_trainwire(folder: Path, method: str, seconds: float, batch: int, extra: 
 
 
 def run_mlx_lm(folder: Path, method: str, seconds: float, batch: int) -> dict[str, Any]:
-    """Train with `mlx_lm.lora` for the same time."""
+    """Train with `mlx_lm.lora` until the rows are used or the time is over."""
+    updates = sum(1 for _ in (folder / "data/train.jsonl").open()) // batch
     config = folder / "mlx_lm.yaml"
     config.write_text("lora_parameters: {rank: 8, scale: 2.0, dropout: 0.0}\n")
     command = [
         sys.executable, "-m", "mlx_lm", "lora", "--model", str(folder / "model"), "--data", str(folder / "data"),
         "--train", "--fine-tune-type", method, "--batch-size", str(batch),
         "--num-layers", "-1" if method == "full" else "28",
-        "--iters", "100000", "--steps-per-report", "5", "--steps-per-eval", "1000000", "--val-batches", "1",
+        "--iters", str(updates), "--steps-per-report", "5", "--steps-per-eval", "1000000", "--val-batches", "1",
         "--save-every", "1000000", "--learning-rate", "1e-5", "--adapter-path", str(folder / "mlx_lm"),
         "--max-seq-length", "2048", "-c", str(config),
     ]  # fmt: skip
     start = time.time()
     points: list[tuple[float, int]] = []
     losses: list[float] = []
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(), text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(folder / "kernels-mlx_lm"), text=True
+    )
     assert process.stdout is not None
     tail: list[str] = []
     for line in process.stdout:
@@ -213,7 +226,7 @@ trainer = SFTTrainer(
     peft_config=LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"),
     args=SFTConfig(output_dir=folder + "/trl", per_device_train_batch_size=int(sys.argv[4]), learning_rate=1e-5,
                    bf16=True, max_length=2048, packing=packing, logging_steps=5, save_strategy="no", report_to=[],
-                   num_train_epochs=50, lr_scheduler_type="constant", gradient_checkpointing=False),
+                   num_train_epochs=1, lr_scheduler_type="constant", gradient_checkpointing=False),
     callbacks=[Clock()],
 )
 trainer.train()
@@ -244,8 +257,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/trainwire-gpu"))
-    parser.add_argument("--cases", nargs="+", default=["lora", "full"], choices=["lora", "full"])
-    parser.add_argument("--peers", nargs="*", default=["mlx_lm", "trl"], choices=["mlx_lm", "trl"])
+    parser.add_argument("--cases", nargs="*", default=["lora", "full"], choices=["lora", "full"])
+    peers = ["mlx_lm", "trl-padded", "trl-packed"]
+    parser.add_argument("--peers", nargs="*", default=peers, choices=peers)
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--out", type=Path)
@@ -269,8 +283,8 @@ def main() -> None:
         )
         if "mlx_lm" in chosen.peers:
             record(f"mlx_lm {method}", lambda m=method: run_mlx_lm(chosen.folder, m, chosen.seconds, chosen.batch))
-    if "trl" in chosen.peers:
-        for packed in ("padded", "packed"):
+    for packed in ("padded", "packed"):
+        if f"trl-{packed}" in chosen.peers:
             record(f"trl {packed}", lambda p=packed: run_trl(chosen.folder, chosen.seconds, p, chosen.batch))
     for name, result in results.items():
         base = results.get("trainwire lora" if "full" not in name else "trainwire full")

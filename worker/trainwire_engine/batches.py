@@ -224,7 +224,7 @@ def _pack(dataset: Any, examples: Sequence[tuple[int, int, np.ndarray]], shapes:
     real = sum(size for size, _, _ in examples)
     length = shapes.length(examples[0][0])
     tokens = np.zeros((1, shapes.flat(real)), np.int32)
-    spread = np.full((shapes.rows(len(examples), length, 0), length), -1, np.int32)
+    spread = np.full((shapes.packed_rows(len(examples), length, tokens.size), length), -1, np.int32)
     back = np.full(tokens.size, -1, np.int32)
     positions, targets = [], []
     start = 0

@@ -111,8 +111,10 @@ class Optimizer:
             params, grads, means, squares, scalars,
             betas=self.arguments["betas"], eps=self.arguments["eps"], decays=self._decays,
         )  # fmt: skip
-        slots = {f"{slot}.{n}": v for slot, of in (("mean", means), ("square", squares)) for n, v in of.items()}
-        return weights, {"count": mx.where(accept, count, state["count"]), **slots}
+        new_state: Arrays = {"count": mx.where(accept, count, state["count"])}
+        for name in params:
+            new_state |= {f"mean.{name}": means[name], f"square.{name}": squares[name]}
+        return weights, new_state
 
     def _decays(self, param: mx.array) -> bool:
         return bool(self.weight_decay) and param.ndim >= 2

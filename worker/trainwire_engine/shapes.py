@@ -6,10 +6,10 @@ cost of its own, whatever its size; and a compiled step is traced again for ever
 - CPU: the step is not compiled, so there may be any number of shapes. Lengths go up in steps of 32, from 512 on in
   eighths of a power of two, trained positions in steps of 64, rows are as many as there are. A pass more costs as
   much as 64 padded tokens (measured with 2 million weights).
-- CUDA: tracing a shape costs 0.4–0.6 s with warm kernels, and a pass 30 to 40 ms beside its tokens, as much as
-  3,072 of them (H200, Qwen3 0.6B, LoRA: 8 × 1,024 in 114 ms, 16 × 1,024 in 199 ms). So lengths are powers of two
-  from 256 on, rows are powers of two, a micro-batch is filled up to a quarter of `micro_batch_tokens`, and half or
-  all of its positions are trained. Chat rows of mixed lengths make 5 shapes in updates of 8, 9 in updates of 16.
+- CUDA: tracing a shape costs 0.3 s, and the host hands over a pass in 50 ms, while the card computes 5,000 tokens
+  (H200, Qwen3 0.6B, LoRA): a smaller pass takes as long. So lengths are powers of two from 256 on, rows are powers of
+  two, a micro-batch is filled up to a quarter of `micro_batch_tokens`, and half or all of its positions are trained.
+  Of packed rows attention gets two, four or eight times as many slots as there are tokens.
 - Metal: nothing is measured yet. Tracing is as dear as on CUDA but computing is slower, so padding weighs more:
   lengths in quarters and rows in halves of a power of two, positions in quarters.
 
@@ -42,7 +42,8 @@ class Shapes:
     by its `parts` is more.
 
     `filled` is the share of the budget, as 1 / filled, that rows of padding fill at least (0: none); `pass_cost` is
-    in padded tokens; `chunk_bytes` is what the float32 logits of a chunk of the head may take.
+    in padded tokens, and a pass takes as long as one of `least_pass`; `chunk_bytes` is what the float32 logits of a
+    chunk of the head may take; `slots` are the multiples of a flat row that attention may be padded to (none: any).
     """
 
     length_step: int
@@ -54,6 +55,8 @@ class Shapes:
     chunk_bytes: int
     chunk_most: int = 2**20
     flat_grid: tuple[int, int] = (64, 8)
+    least_pass: int = 0
+    slots: tuple[int, ...] = ()
 
     def length(self, length: int) -> int:
         """The padded length of a row."""
@@ -78,6 +81,17 @@ class Shapes:
         """The padded length of a flat row of packed examples."""
         return _up(tokens, *self.flat_grid)
 
+    def packed_rows(self, rows: int, length: int, flat: int) -> int:
+        """The padded number of rows of attention for a flat row of packed examples."""
+        return int(self._attention_rows(np.array([rows]), np.array([length]), np.array([flat]))[0])
+
+    def _attention_rows(self, rows: Any, lengths: Any, flat: Any) -> Any:
+        padded = np.array([self.rows(int(count), 1, 0) for count in rows])
+        for multiple in reversed(self.slots):
+            fitting = flat * multiple // lengths
+            padded = np.where(fitting >= rows, fitting, padded)
+        return padded
+
     def cuts(self, lengths: Sequence[int], budget: int) -> list[tuple[int, int]]:
         """Cut falling padded lengths into spans of least cost, each padded to its first length.
 
@@ -89,8 +103,8 @@ class Shapes:
     def packed_cuts(self, sizes: Sequence[int], budget: int) -> list[tuple[int, int]]:
         """Cut falling lengths into spans, each one flat row within the budget unless it is a single example.
 
-        A slot of attention, which is padded, counts as a sixth of a token: in Qwen3 0.6B attention over 1,000 tokens
-        takes about so much of a layer.
+        A slot of attention, which is padded, counts as 0.08 of a token and a tenth more for every 1,000 of the length:
+        what it takes of a layer of Qwen3 0.6B.
         """
         return _Cuts(len(sizes), budget, self._packed_cost(sizes, budget)).spans()
 
@@ -111,19 +125,21 @@ class Shapes:
 
         def cost(start: int, end: int) -> tuple[Any, Any]:
             sizes = padded[start:end] * np.maximum(rows[end - start : 0 : -1], least[start:end])
-            return sizes, sizes + float(self.pass_cost)
+            return sizes, np.maximum(sizes, self.least_pass) + float(self.pass_cost)
 
         return cost
 
     def _packed_cost(self, sizes: Sequence[int], budget: int) -> Cost:
         ends = [0, *accumulate(sizes)]
         lengths = np.array([self.length(size) for size in sizes])
-        slots = np.array([self.rows(count, 1, 0) for count in range(len(sizes) + 1)])
 
         def cost(start: int, end: int) -> tuple[Any, Any]:
             first = min(end - 1, bisect_left(ends, ends[end] - budget, start))
             flat = np.array([self.flat(ends[end] - before) for before in ends[first:end]])
-            return flat, flat + lengths[first:end] * slots[end - first : 0 : -1] / 6 + self.pass_cost
+            padded = lengths[first:end]
+            rows = self._attention_rows(np.arange(end - first, 0, -1), padded, flat)
+            tokens = flat + padded * rows * (0.08 + padded / 10_000)
+            return flat, np.maximum(tokens, self.least_pass) + self.pass_cost
 
         return cost
 
@@ -184,7 +200,10 @@ class _Cuts:
 
 
 CPU = Shapes(32, 8, 2**20, 0, filled=0, pass_cost=64, chunk_bytes=2**25)
-CUDA = Shapes(256, 1, 1, 2, filled=4, pass_cost=3072, chunk_bytes=0, chunk_most=4096, flat_grid=(2048, 2))
+CUDA = Shapes(
+    256, 1, 1, 2, filled=4, pass_cost=512, chunk_bytes=0, chunk_most=4096,
+    flat_grid=(2048, 2), least_pass=5000, slots=(2, 4, 8),
+)  # fmt: skip
 METAL = Shapes(64, 4, 2, 4, filled=0, pass_cost=256, chunk_bytes=0, chunk_most=4096)
 
 

@@ -58,7 +58,9 @@ class UpdateStep:
         self.lanes = Lanes(model.total_parameters)
         self.meanwhile: Callable[[], None] = lambda: None
         self._sums = compiled(self._trace_sums)
-        self._finish = compiled(self._trace_finish, fused=not optimizer.together(model.trainable))
+        # A dozen launches in all need no trace, and MLX compares the outputs of such launches pair by pair.
+        together = optimizer.together(model.trainable)
+        self._finish = self._trace_finish if together else compiled(self._trace_finish, fused=True)
 
     def __call__(
         self,
