@@ -10,6 +10,18 @@ from typing import Any
 
 import mlx.core as mx
 
+_CUDA_SETTINGS = {
+    # Work goes to the card in larger pieces, which spares the host a third of its time.
+    "MLX_MAX_OPS_PER_BUFFER": "400",
+    "MLX_MAX_MB_PER_BUFFER": "100000",
+    # MLX keeps a graph for each piece and an attention plan for each shape, and gives up a process that needs many.
+    "MLX_CUDA_GRAPH_CACHE_SIZE": "4000",
+    "MLX_CUDA_SDPA_CACHE_SIZE": "1000",
+    "MLX_CUDA_SDPA_BACKWARD_CACHE_SIZE": "1000",
+    "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
+}
+"""MLX reads these when it first computes on the card."""
+
 
 @dataclass(frozen=True)
 class MemoryFigures:
@@ -24,13 +36,12 @@ def configure() -> None:
     """Cap the buffer cache, and set the wired limit on Apple GPUs; called once before a model loads.
 
     On a CUDA card, whose memory nobody else needs, buffers stay: to give and take them costs a twentieth of a step.
-    There MLX hands work over in larger pieces too, which spares the host a third of its time.
     """
     total = total_memory()
     if mx.default_device() != mx.cpu and not mx.metal.is_available():
         mx.set_cache_limit(total)
-        os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "400")
-        os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "100000")
+        for name, value in _CUDA_SETTINGS.items():
+            os.environ.setdefault(name, value)
         return
     mx.set_cache_limit(min(total // 8, 2**34))
     if mx.metal.is_available():

@@ -60,7 +60,7 @@ class UpdateStep:
         self._sums = compiled(self._trace_sums)
         # A dozen launches in all need no trace, and MLX compares the outputs of such launches pair by pair.
         together = optimizer.together(model.trainable)
-        self._finish = self._trace_finish if together else compiled(self._trace_finish, fused=True)
+        self._finish: Callable[..., Any] = self._trace_finish if together else compiled(self._trace_finish, fused=True)
 
     def __call__(
         self,

@@ -124,7 +124,7 @@ def test_the_dearest_share_costs_little_more_than_its_part_of_the_whole(
 
     def cost(rows: list[int]) -> int:
         batches = plan(dataset, rows, budget, policy)
-        return sum(batch.tokens.size for batch in batches) + policy.pass_cost * len(batches)
+        return sum(max(batch.tokens.size, policy.least_pass) + policy.pass_cost for batch in batches)
 
     updates = [order.rows(0, update) for update in range(2000 // batch_size)]
     whole = sum(cost(rows) for rows in updates)
@@ -156,16 +156,17 @@ def test_lengths_fall_on_a_grid_of_few_values() -> None:
     st.lists(st.integers(1, 300), min_size=1, max_size=7),
     st.integers(64, 1200),
     st.sampled_from(sorted(POLICIES)),
+    st.sampled_from([0, 500]),
 )
-def test_micro_batches_are_cut_where_it_costs_least(lengths: list[int], budget: int, kind: str) -> None:
-    policy = replace(POLICIES[kind], pass_cost=64)
+def test_micro_batches_are_cut_where_it_costs_least(lengths: list[int], budget: int, kind: str, least: int) -> None:
+    policy = replace(POLICIES[kind], pass_cost=64, least_pass=least)
     lengths = sorted(lengths, reverse=True)
 
     def padded(start: int, end: int) -> int:
         return lengths[start] * policy.rows(end - start, lengths[start], budget)
 
     def cost(cuts: list[tuple[int, int]]) -> int:
-        return sum(padded(start, end) + 64 for start, end in cuts)
+        return sum(max(padded(start, end), least) + 64 for start, end in cuts)
 
     def ways(start: int) -> list[list[tuple[int, int]]]:
         if start == len(lengths):
