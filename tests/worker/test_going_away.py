@@ -243,6 +243,18 @@ def _let_in(worker: Worker) -> Controller | None:
     return controller if answer["ok"] else None
 
 
+def test_of_many_that_knock_at_once_one_is_let_in_and_each_other_one_is_told(serve: Spawn) -> None:
+    worker = serve(config=LONG)
+    worker.begin()
+    os.kill(worker.pid, signal.SIGSTOP)
+    knocking = [worker.controller() for _ in range(30)]
+    os.kill(worker.pid, signal.SIGCONT)
+    assert knocking[0].result("ping")
+    assert [other.wait("response")["error"]["code"] for other in knocking[1:]] == ["busy"] * 29
+    worker.send("stop")
+    worker.finish()
+
+
 def test_the_control_socket_is_for_its_owner_only_and_is_removed(serve: Spawn) -> None:
     worker = serve(config=LONG)
     worker.begin()
@@ -313,10 +325,11 @@ def test_a_controller_that_never_reads_holds_nobody_up(serve: Spawn) -> None:
     controller.close()
 
 
-def test_a_temporary_folder_with_a_long_name_still_gives_a_socket(serve: Spawn, tmp_path: Path) -> None:
-    long = tmp_path / ("x" * 120)
-    long.mkdir()
-    worker = serve(config=LONG, env={"TMPDIR": str(long)})
+@pytest.mark.parametrize("name", ["x" * 120, "missing", "a-file", "/proc"])
+def test_a_temporary_folder_that_can_hold_no_socket_is_replaced(serve: Spawn, tmp_path: Path, name: str) -> None:
+    (tmp_path / ("x" * 120)).mkdir()
+    (tmp_path / "a-file").write_text("")
+    worker = serve(config=LONG, env={"TMPDIR": str(tmp_path / name)})
     worker.begin()
     controller = worker.controller()
     assert controller.result("ping")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any
 
 import pytest
 from worker_driver import Spawn, Worker
+
+from trainwire_protocol.codec import encode_line
+from trainwire_worker.connection import Connection
 
 LONG = {"max_steps": 100_000}
 LIMIT = 1 << 20
@@ -126,6 +131,33 @@ def test_lines_arrive_in_any_pieces(serve: Spawn) -> None:
         worker.wait("response")
     worker.raw(b'{"cmd":"stop"}\n')
     worker.reader.rest()
+
+
+def pair_of(kind: str) -> tuple[int, int]:
+    """Give an input of a kind, and where to write what comes from it."""
+    if kind == "pipe":
+        return os.pipe()
+    if kind == "terminal":
+        writes, reads = os.openpty()
+        return reads, writes
+    ours, theirs = socket.socketpair()
+    return ours.detach(), theirs.detach()
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("kind", ["pipe", "socket", "terminal"])
+def test_an_input_that_another_reader_has_emptied_holds_nobody_up(kind: str) -> None:
+    reads, writes = pair_of(kind)
+    connection = Connection(reads, -1, encode_line, source="stdin")
+    os.write(writes, b"PAUSE\n")
+    assert os.read(reads, 100) == b"PAUSE\n"
+    assert list(connection.receive()) == []
+    assert connection.input_open
+    assert os.get_blocking(reads), "the flags that others share are theirs"
+    os.write(writes, b"STOP\n")
+    assert list(connection.receive()) == [b"STOP"]
+    connection.close()
+    os.close(writes)
 
 
 def test_a_line_of_a_mebibyte_is_taken_and_a_longer_one_costs_one_error(serve: Spawn) -> None:

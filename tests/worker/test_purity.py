@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import resource
 import select
 import shlex
 import socket
@@ -98,6 +99,23 @@ def test_descriptors_that_are_closed_at_the_start(
     assert bool(worker.lines) is (1 not in closed)
     if 1 not in closed:
         assert worker.lines[-1]["type"] == "end"
+
+
+@pytest.mark.parametrize("mode", ["run", "serve"])
+def test_a_thousand_descriptors_that_the_parent_left_open_are_in_nobody_s_way(
+    request: pytest.FixtureRequest, mode: str
+) -> None:
+    def leak() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        for _ in range(1100):
+            os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
+
+    spawn: Spawn = request.getfixturevalue(mode)
+    worker = spawn(preexec_fn=leak, close_fds=False, config={"max_steps": 5})
+    if mode == "serve":
+        worker.begin()
+        worker.wait("complete")
+    assert worker.finish()["outcome"] == "completed"
 
 
 def test_output_to_a_file_is_whole(run: Spawn, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from worker_driver import Spawn
@@ -41,6 +42,26 @@ def test_validate_says_what_is_wrong_with_model_or_data(serve: Spawn, moment: st
     assert not result["valid"]
     assert [(issue["code"], issue["message"]) for issue in result["issues"]] == [(code, "No.")]
     worker.send("stop")
+    worker.finish()
+
+
+def test_validate_says_whether_the_run_folder_can_be_used(serve: Spawn, tmp_path: Path) -> None:
+    running = serve(config={"max_steps": 10**6})
+    running.begin()
+    worker = serve()
+    result = worker.result("validate", config=worker.config)
+    assert [(issue["path"], issue["code"]) for issue in result["issues"]] == [("run_dir", "busy")]
+    assert str(running.pid) in result["issues"][0]["message"]
+    assert (result["valid"], result["total_steps"]) == (False, 20), "the rest is told too"
+    running.send("stop")
+    running.finish()
+    assert worker.result("validate", config=worker.config)["valid"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "novel.txt").write_text("It was a dark and stormy night.")
+    for name in ("other", "other/novel.txt"):
+        (issue,) = worker.result("validate", config=worker.config | {"run_dir": str(tmp_path / name)})["issues"]
+        assert (issue["path"], issue["code"]) == ("run_dir", "resume_refused")
+    worker.close_input()
     worker.finish()
 
 

@@ -1,5 +1,6 @@
 """What a scripted run consists of, and the pieces of work it does: a save, an evaluation, a generation."""
 
+import errno
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import msgspec
 from trainwire_protocol import rundir
 from trainwire_protocol.coalesce import perplexity
 from trainwire_protocol.config import Config
-from trainwire_protocol.errors import TrainwireError
+from trainwire_protocol.errors import DiskFull, IoError, TrainwireError
 from trainwire_protocol.events import Checkpoint, CheckpointKind, EvalEnd, Log
 
 from .acts import Acts
@@ -52,7 +53,7 @@ class Session:
         return None
 
     def save(self, name: str, kind: CheckpointKind, *, cause: int | None = None) -> tuple[Path, int]:
-        """Write a checkpoint: its path and its size in bytes. Raises TrainwireError if the script wants it to fail."""
+        """Write a checkpoint: its path and its size in bytes. Raises TrainwireError if it fails."""
         step = self.state.step
         self.inbox.alive("checkpoint", step)
         self.inbox.flush()
@@ -61,7 +62,11 @@ class Session:
         self.state.given = msgspec.to_builtins(self.given)
         self.state.config = msgspec.to_builtins(self.config)
         history = list(self.inbox.reported)
-        path, size = write_checkpoint(self.run_dir, name, kind, self.state, history, self.clock.epoch_ms())
+        try:
+            path, size = write_checkpoint(self.run_dir, name, kind, self.state, history, self.clock.epoch_ms())
+        except OSError as error:
+            known = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else IoError
+            raise known(f"{self.run_dir / name} cannot be written: {error.strerror}.") from None
         self.inbox.emit(Checkpoint(path=str(path), step=step, bytes=size, kind=kind, cause=cause))
         if kind == "periodic":
             self.inbox.reported.clear()

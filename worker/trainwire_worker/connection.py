@@ -1,6 +1,5 @@
 """Somebody who talks with the worker: the front end on stdin and stdout, or a controller on the control socket."""
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from trainwire_protocol.events import Event, Response, Source, Transport
 
 from .hello import MAX_BACKLOG, MAX_RESPONSE_BACKLOG
 from .outbox import Outbox
-from .wire import LineReader, Writer
+from .wire import LineReader, Reader, Writer
 
 Encode = Callable[[Event | Transport], bytes]
 Translate = Callable[[Event | Transport], list[bytes]]
@@ -29,7 +28,7 @@ class Connection:
         translate: Translate | None = None,
         lossless: bool = False,
     ) -> None:
-        self.read_fd = read_fd
+        self._reader = Reader(read_fd)
         self.source: Source = source
         self._lines = LineReader()
         self._translate = translate
@@ -60,6 +59,11 @@ class Connection:
             self.outbox.put_replay(lines, answer)
 
     @property
+    def read_fd(self) -> int:
+        """The descriptor that becomes readable when a command arrives."""
+        return self._reader.fd
+
+    @property
     def wants_input(self) -> bool:
         """True while commands are read: not while too many responses are unread."""
         return self.input_open and (self.outbox is None or self.outbox.response_bytes < MAX_RESPONSE_BACKLOG)
@@ -83,17 +87,13 @@ class Connection:
         """Let go of a controller's socket."""
         if self.outbox is not None:
             self.outbox.writer.close()
-        os.close(self.read_fd)
+        self._reader.close()
 
     def receive(self) -> Iterator[bytes | BadLine | LineTooLong]:
         """Give the control lines that have arrived; at the end of input `input_open` becomes false."""
-        try:
-            data = os.read(self.read_fd, 1 << 16)
-        except BlockingIOError:
+        data = self._reader.read(1 << 16)
+        if data is None:
             return
-        except OSError:
-            # EIO: a background job that reads from its terminal.
-            data = b""
         if data:
             yield from self._lines.feed(data)
             return

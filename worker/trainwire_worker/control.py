@@ -12,6 +12,9 @@ from .control_folder import SOCKET_NAME, ControlFolder
 from .desk import Desk
 from .emitter import Emitter
 
+_KNOCKING = 64
+"""Controllers that may knock at one moment; one more is turned away by the system, with no word of ours."""
+
 
 class ControlSocket:
     """A Unix socket that only the owner can reach, by which another process steers the run."""
@@ -24,7 +27,7 @@ class ControlSocket:
         old = os.umask(0o177)
         try:
             self._listener.bind(str(self.path))
-            self._listener.listen(4)
+            self._listener.listen(_KNOCKING)
         except OSError:
             self.close()
             raise

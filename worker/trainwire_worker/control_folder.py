@@ -1,6 +1,7 @@
 """Where a control socket lies: a private folder whose lock says that its worker lives, so that dead ones can go."""
 
 import contextlib
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -42,9 +43,13 @@ def _make() -> tuple[Path, int]:
         # As tempfile does it, which would load the random numbers and the decompressors first.
         name = f"{_PREFIX}{os.urandom(6).hex()}"
         path = _wanted() / name
-        if len(os.fsencode(path / SOCKET_NAME)) > _LONGEST_PATH or not os.access(path.parent, os.W_OK | os.X_OK):
+        try:
+            if len(os.fsencode(path / SOCKET_NAME)) > _LONGEST_PATH:
+                raise OSError(errno.ENAMETOOLONG, "too long for a socket")
+            path.mkdir(mode=0o700)
+        except OSError:
             path = _ELSEWHERE / name
-        path.mkdir(mode=0o700)
+            path.mkdir(mode=0o700)
         # Until it is locked, another worker may take it for a dead one's.
         with contextlib.suppress(FileNotFoundError):
             fd = os.open(path, _AS_FOLDER)

@@ -24,9 +24,13 @@ def failure(error: TrainwireError) -> Ending:
 
 def from_os_error(error: OSError) -> TrainwireError:
     """Make the error of the protocol for a file that cannot be read or written."""
-    kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else IoError
     name = f"{error.filename}: " if error.filename else ""
-    return kind(f"{name}{error.strerror or error}.")
+    return disk_error(f"{name}{error.strerror or error}.", error)
+
+
+def disk_error(message: str, error: OSError) -> TrainwireError:
+    """Make the error of the protocol for something that cannot be written, told by a message of one's own."""
+    return (DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else IoError)(message)
 
 
 def last_words(bug: BaseException, now_ms: int) -> list[Event]:

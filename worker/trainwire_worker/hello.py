@@ -1,7 +1,6 @@
 """The first line: said before the rest of the worker is loaded, so that a front end knows at once whom it talks to."""
 
 import os
-import select
 from typing import Any
 
 import orjson
@@ -10,6 +9,7 @@ from trainwire_protocol.limits import MAX_LINE_IN, MINOR, PROTOCOL
 from trainwire_protocol.version import VERSION
 
 from .options import Options
+from .ready import wait_ready
 
 FEATURES = ["control_socket", "counted_resume", "eval", "generate", "linger", "replay", "restarts", "validate"]
 MAX_OPEN_COMMANDS = 256
@@ -45,6 +45,6 @@ def greet(options: Options, stdout: int) -> bool:
         return False
     line = orjson.dumps(hello_fields(options)) + b"\n"
     try:
-        return bool(select.select([], [stdout], [], 0)[1]) and os.write(stdout, line) == len(line)
+        return bool(wait_ready([], [stdout], 0)[1]) and os.write(stdout, line) == len(line)
     except OSError:
         return False

@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import os
 import secrets
-import select
 import signal
 import socket
 import struct
@@ -36,6 +35,7 @@ from trainwire_protocol.rundir import list_checkpoints
 from .hosts import Place, from_file, on_this_machine
 from .options import BACKENDS
 from .rank_process import Rank, write_output
+from .ready import wait_ready
 
 STARTING = 20.0
 """Seconds that the ranks get to start, besides the rank timeout."""
@@ -102,7 +102,7 @@ class Launcher:
         if self._down and self._leader is not None:
             writing[self._leader.fileno()] = self._flush_down
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        ready, writable, _ = select.select(reading, writing, [], left)
+        ready, writable = wait_ready(reading, writing, left)
         for fd in writable:
             writing[fd]()
         for fd in ready:
@@ -189,7 +189,7 @@ class Launcher:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return
-                select.select([], [self._worker], [], left)
+                wait_ready([], [self._worker.fileno()], left)
             except OSError:
                 self._worker_gone = True
 

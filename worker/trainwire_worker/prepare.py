@@ -9,7 +9,14 @@ import msgspec
 import orjson
 
 from trainwire_protocol.config import Config
-from trainwire_protocol.errors import NO_PERMISSION, Busy, DatasetInvalid, IoError, ModelLoadFailed, ResumeRefused
+from trainwire_protocol.errors import (
+    NO_PERMISSION,
+    Busy,
+    DatasetInvalid,
+    ModelLoadFailed,
+    ResumeRefused,
+    TrainwireError,
+)
 from trainwire_protocol.rundir import (
     ABANDONED_NAME,
     FINAL_NAME,
@@ -18,11 +25,13 @@ from trainwire_protocol.rundir import (
     TEMPORARY_PREFIX,
     CheckpointInfo,
     LockInfo,
+    lock_holder,
     read_manifest,
 )
 
 from .choice import choose
 from .control_folder import clear_dead
+from .ending import disk_error
 from .engine_link import check_engine_installed
 from .eventlog import EventLog
 from .options import Options
@@ -95,7 +104,7 @@ def prepare(
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise IoError(f"The run folder {run_dir} cannot be made: {error.strerror}.") from None
+        raise disk_error(f"The run folder {run_dir} cannot be made: {error.strerror}.", error) from None
     lock = RunLock(run_dir)
     if not _take_lock(lock, options.lock_wait, cancelled, announce):
         return None
@@ -114,6 +123,20 @@ def prepare(
         raise
     run_id = past.run_id or (os.urandom(8).hex() if options.clock == "real" else "0" * 16)
     return Prepared(request, lock, log, run_id, past.attempts + 1, resume_from, passed_over)
+
+
+def folder_problem(config: Config) -> TrainwireError | None:
+    """Say why a run could not begin in its folder now, without waiting and without a trace; None if it could."""
+    run_dir = Path(config.run_dir or "")
+    try:
+        _check_folder(run_dir, config)
+    except TrainwireError as error:
+        return error
+    except OSError as error:
+        return disk_error(f"The run folder {run_dir} cannot be looked at: {error.strerror}.", error)
+    holder = lock_holder(run_dir)
+    # An engine that was left behind is waited for.
+    return _busy(run_dir, holder, orphaned=False) if holder and (not holder.pid or _alive(holder.pid)) else None
 
 
 def _check_folder(run_dir: Path, config: Config) -> None:
@@ -200,4 +223,4 @@ def _keep_config(run_dir: Path, config: Config) -> None:
         temporary.write_bytes(orjson.dumps(values, option=orjson.OPT_INDENT_2) + b"\n")
         temporary.replace(run_dir / CONFIG_NAME)
     except OSError as error:
-        raise IoError(f"{run_dir / CONFIG_NAME} cannot be written: {error.strerror}.") from None
+        raise disk_error(f"{run_dir / CONFIG_NAME} cannot be written: {error.strerror}.", error) from None

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from trainwire_protocol.errors import IoError
 from trainwire_protocol.rundir import LOCK_NAME, LockInfo
+
+from .ending import disk_error
 
 LOCK_BYTES = 1024
 """Length of what the holder writes about itself, filled up with blanks."""
@@ -30,7 +31,7 @@ class RunLock:
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise IoError(f"The lock {self.path} cannot be opened: {error.strerror}.") from None
+            raise disk_error(f"The lock {self.path} cannot be opened: {error.strerror}.", error) from None
         deadline = time.monotonic() + LOOK_SECONDS
         while not _lock(fd, fcntl.LOCK_EX):
             if not _lock(fd, fcntl.LOCK_SH) or time.monotonic() >= deadline:

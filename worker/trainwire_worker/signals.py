@@ -15,7 +15,7 @@ def hold() -> None:
 
 
 class Signals:
-    """Turns signals into bytes on a descriptor that the loop selects on."""
+    """Turns signals into bytes on a descriptor that the loop waits for."""
 
     def __init__(self) -> None:
         self._receiver, self._sender = socket.socketpair()

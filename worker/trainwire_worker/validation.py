@@ -6,10 +6,12 @@ import msgspec
 
 from trainwire_protocol import commands as c
 from trainwire_protocol.channel import Answer, AnyReport, Check
+from trainwire_protocol.config import Config
 from trainwire_protocol.errors import ConfigInvalid, TrainwireError
 
 from .engine_link import check_engine_installed
 from .engine_session import Departure, start_engine
+from .prepare import folder_problem
 from .request import request_from_command
 from .state import RunState
 
@@ -25,6 +27,7 @@ class Validation:
     def __init__(self, state: RunState) -> None:
         self._state = state
         self._order: int | None = None
+        self._config: Config | None = None
 
     @property
     def running(self) -> bool:
@@ -45,7 +48,7 @@ class Validation:
         except TrainwireError as error:
             state.desk.answer(order, None, error)
             return
-        self._order = order
+        self._order, self._config = order, request.config
         state.engine.send(
             Check(
                 order=order,
@@ -59,13 +62,20 @@ class Validation:
     def _on_report(self, report: AnyReport) -> None:
         if isinstance(report, Answer) and report.order == self._order:
             result = report.result if report.code is None else _invalid(report.code, report.message or "")
-            self._state.desk.answer(report.order, result, None)
+            self._answer(report.order, result or {})
 
     def engine_left(self, departure: Departure) -> None:
         """Answer for an engine that left; it has nothing more to say."""
         order, self._order = self._order, None
         failed = departure.failed
         if order is not None and failed is not None:
-            self._state.desk.answer(order, _invalid(failed.code, failed.message), None)
+            self._answer(order, _invalid(failed.code, failed.message))
         elif order is not None:
             self._state.desk.answer(order, None, departure.as_error(None))
+
+    def _answer(self, order: int, result: dict[str, Any]) -> None:
+        problem = folder_problem(self._config) if self._config is not None else None
+        if problem is not None:
+            issue = {"path": "run_dir", "code": problem.code, "message": problem.message}
+            result = {**result, "valid": False, "issues": [*result.get("issues", []), issue]}
+        self._state.desk.answer(order, result, None)

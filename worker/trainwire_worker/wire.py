@@ -1,8 +1,8 @@
 """Bytes in and out: control lines from a descriptor, printed lines to one that may be slow, full or gone."""
 
+import contextlib
 import errno
 import os
-import select
 import socket
 import stat
 import sys
@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 from trainwire_protocol.errors import BadLine, LineTooLong
 from trainwire_protocol.limits import MAX_LINE_IN
+
+from .ready import wait_ready
 
 FULL_DISK_PAUSE = 1.0
 """Seconds before a file on a full disk is tried again."""
@@ -62,6 +64,58 @@ def _split(data: bytes) -> list[bytes]:
     return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
 
 
+def _open_again(fd: int, how: int) -> int | None:
+    """Open what a descriptor stands for once more, not blocking; None if that cannot be done.
+
+    A second open file description has flags of its own, so those that other processes share stay as they are.
+    """
+    flags = how | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        return os.open(f"/proc/self/fd/{fd}", flags)
+    with contextlib.suppress(OSError):
+        return os.open(os.ttyname(fd), flags)
+    return None
+
+
+class Reader:
+    """Reads from a descriptor without ever waiting, also where others read from it and may have been quicker.
+
+    A pager at the other end of the pipe, for one, reads the terminal's keys.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        """The descriptor that tells when there is something to read."""
+        self._given = fd
+        self._socket: socket.socket | None = None
+        if fd < 0:
+            return
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISSOCK(mode):
+            self._socket = socket.socket(fileno=os.dup(fd))
+        elif not stat.S_ISREG(mode) and (again := _open_again(fd, os.O_RDONLY)) is not None:
+            self.fd = again
+
+    def read(self, size: int) -> bytes | None:
+        """Give what has arrived, b"" at the end, None if there is nothing now."""
+        try:
+            if self._socket is not None:
+                return self._socket.recv(size, socket.MSG_DONTWAIT)
+            return os.read(self.fd, size)
+        except BlockingIOError:
+            return None
+        except OSError:
+            # EIO: a background job that reads from its terminal.
+            return b""
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        if self._socket is not None:
+            self._socket.close()
+        for fd in {self.fd, self._given}:
+            os.close(fd)
+
+
 class Writer:
     """Writes to a descriptor without ever waiting for its reader.
 
@@ -81,16 +135,12 @@ class Writer:
         if stat.S_ISSOCK(mode):
             self._socket = socket.socket(fileno=os.dup(fd))
         elif not stat.S_ISREG(mode):
-            self._open_again(fd)
-
-    def _open_again(self, fd: int) -> None:
-        try:
-            # A second open file description has flags of its own, so the reader's and our parent's stay as they are.
-            self.fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-            self._opened = True
-        except OSError:
-            # Once select says so, a pipe or a terminal takes that many bytes without blocking.
-            self._chunk = 512
+            again = _open_again(fd, os.O_WRONLY)
+            if again is not None:
+                self.fd, self._opened = again, True
+            else:
+                # Once it is ready, a pipe or a terminal takes that many bytes without blocking.
+                self._chunk = 512
 
     def write(self, data: bytes) -> int:
         """Write what fits now, and give its number of bytes; 0 if the reader lags or is gone."""
@@ -99,7 +149,7 @@ class Writer:
                 return self._socket.send(data, socket.MSG_DONTWAIT)
             if self._chunk is None:
                 return os.write(self.fd, data)
-            if not select.select([], [self.fd], [], 0)[1]:
+            if not wait_ready([], [self.fd], 0)[1]:
                 return 0
             return os.write(self.fd, data[: self._chunk])
         except (BlockingIOError, InterruptedError):

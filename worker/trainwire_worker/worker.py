@@ -1,6 +1,5 @@
 """The worker's loop: descriptors, signals and timers in one thread."""
 
-import select
 import time
 import traceback
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from .ending import last_words
 from .hello import hello_fields
 from .options import Options
 from .presence import Presence
+from .ready import wait_ready
 from .run import Run
 from .signals import Signals
 from .sleep import SleepWatch
@@ -110,7 +110,7 @@ class Worker:
         if self._run.state.ended is not None:
             return
         reading, writing = self._descriptors()
-        ready, writable, _ = select.select(reading, writing, [], self._seconds_left())
+        ready, writable = wait_ready(reading, writing, self._seconds_left())
         for fd in writable:
             writing[fd]()
         for fd in ready:
@@ -159,11 +159,15 @@ class Worker:
     def _drain(self, seconds: float) -> None:
         """Wait until the readers have taken everything, at most so many seconds."""
         deadline = time.monotonic() + seconds
+        for connection in self._emitter.connections:
+            # A disk that was full a moment ago may have room now.
+            if connection.on_full_disk and connection.outbox is not None:
+                connection.outbox.flush()
         while (left := deadline - time.monotonic()) > 0:
             waiting = [x.outbox for x in self._emitter.connections if x.outbox and x.waiting and not x.on_full_disk]
             if not waiting:
                 return
-            select.select([], [outbox.writer.fd for outbox in waiting], [], left)
+            wait_ready([], [outbox.writer.fd for outbox in waiting], left)
             for outbox in waiting:
                 outbox.flush()
 
