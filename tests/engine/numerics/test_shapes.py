@@ -52,17 +52,17 @@ def over_an_epoch(policy: Shapes, batch_size: int, budget: int, *, packing: bool
 
 def test_two_thousand_chat_rows_make_at_most_ten_shapes_on_a_cuda_card() -> None:
     met, padding, passes = over_an_epoch(CUDA, 8, 16384)
-    assert met <= 8
-    assert padding < 0.68
+    assert met <= 4
+    assert padding < 0.75
     assert passes < 1.5
     met, padding, _ = over_an_epoch(CUDA, 16, 16384)
-    assert met <= 10
-    assert padding < 0.63
+    assert met <= 6
+    assert padding < 0.7
 
 
 def test_packed_rows_make_as_few_shapes_with_little_padding() -> None:
     met, padding, passes = over_an_epoch(CUDA, 8, 16384, packing=True)
-    assert met <= 13
+    assert met <= 10
     assert padding < 0.3
     assert passes < 1.1
     assert over_an_epoch(CPU, 8, 2048, packing=True)[1] < 0.05
@@ -114,7 +114,7 @@ def test_every_row_of_an_update_is_in_one_share(kind: str, count: int, rows: int
 
 @pytest.mark.parametrize(
     ("kind", "batch_size", "count", "faster"),
-    [("cuda", 64, 2, 1.75), ("cuda", 256, 2, 1.85), ("cuda", 256, 8, 6.5), ("cpu", 16, 2, 1.85), ("cpu", 64, 4, 3.7)],
+    [("cuda", 64, 2, 1.65), ("cuda", 256, 2, 1.85), ("cuda", 256, 8, 6.1), ("cpu", 16, 2, 1.85), ("cpu", 64, 4, 3.7)],
 )
 def test_the_dearest_share_costs_little_more_than_its_part_of_the_whole(
     kind: str, batch_size: int, count: int, faster: float
