@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tiny import FAMILIES, RandomRows
 
+from trainwire_engine import adapters, native
 from trainwire_engine import lanes as engine_lanes
-from trainwire_engine import native
 from trainwire_engine.batches import MicroBatch, plan
 from trainwire_engine.model import Model, load_model
 from trainwire_engine.optimizer import Optimizer
@@ -220,6 +220,30 @@ def test_gradient_checkpointing_changes_no_number(
     for plain, again in zip(runs[0][0], runs[1][0]):
         assert again.loss == pytest.approx(plain.loss, abs=1e-5)
         assert again.grad_norm == pytest.approx(plain.grad_norm, rel=1e-5)
+    for name, value in runs[0][1].items():
+        np.testing.assert_allclose(runs[1][1][name], value, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", ["qwen3", "packed"])
+def test_adapters_in_few_products_as_on_a_gpu_change_no_number(
+    config: Callable[..., Config],
+    tiny: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    checkpointing: bool,
+) -> None:
+    folder = tiny(bits=4) if family == "packed" else tiny(family)
+    keys = {"model": folder, "method": "lora", "optimizer": "sgd", "gradient_checkpointing": checkpointing}
+    runs = []
+    for on_cpu in (True, False):
+        monkeypatch.setattr(adapters, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        model, step = make(config(**keys))
+        results = [update(step, plan(ROWS, EIGHT, 128), number, rate=0.5) for number in range(2)]
+        runs.append((results, model.trainable))
+    for plain, few in zip(runs[0][0], runs[1][0]):
+        assert few.loss == pytest.approx(plain.loss, abs=1e-5)
+        assert few.grad_norm == pytest.approx(plain.grad_norm, rel=1e-5)
     for name, value in runs[0][1].items():
         np.testing.assert_allclose(runs[1][1][name], value, atol=1e-5, err_msg=name)
 
