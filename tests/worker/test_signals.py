@@ -13,6 +13,7 @@ import pytest
 from worker_driver import Spawn, Worker, children_of, is_gone, wait_until
 
 from trainwire_worker.options import parse
+from trainwire_worker.timers import Timers
 
 LONG = {"max_steps": 100_000, "save_every": 0}
 
@@ -70,6 +71,20 @@ def test_a_second_signal_after_the_grace_ends_at_once(run: Spawn, name: str) -> 
     end = worker.finish()
     assert (end["outcome"], end["exit_code"]) == ("interrupted", 128 + number)
     assert is_gone(engine)
+
+
+@pytest.mark.timeout(10)
+def test_a_timer_of_no_length_lets_the_loop_have_its_turn() -> None:
+    timers, calls = Timers(), list[int]()
+
+    def again() -> None:
+        calls.append(1)
+        timers.after(0, again)
+
+    again()
+    timers.run_due()
+    timers.run_due()
+    assert 1 <= len(calls) <= 3
 
 
 def test_the_timers_are_as_documented_unless_an_argument_says_otherwise() -> None:

@@ -28,8 +28,9 @@ class Timers:
         return max(0.0, self._heap[0][0] - time.monotonic()) if self._heap else None
 
     def run_due(self) -> None:
-        """Make the calls whose time has come."""
-        while self._heap and self._heap[0][0] <= time.monotonic():
+        """Make the calls whose time has come; those that they ask for wait for the next turn, however soon."""
+        now = time.monotonic()
+        while self._heap and self._heap[0][0] <= now:
             heapq.heappop(self._heap)[2]()
 
 
