@@ -59,17 +59,18 @@ def _causal_attention(queries: mx.array, keys: mx.array, values: mx.array) -> tu
     """
     batch, heads, group, length, width = queries.shape
     keep = max(_at_least, batch * heads * group * length * length) <= KEEP_BELOW
-    parts, kept = [], []
-    for start, end, bias in _blocks(length):
-        scores = _scores(queries, keys, start, end, bias)
+    parts: list[mx.array] = []
+    kept = []
+    for start, end in _blocks(length):
+        asked = queries[:, :, :, start:end].reshape(batch, heads, group * (end - start), width)
+        scores = _scores(_after(asked, parts[-1:]), keys, start, end)
         top = mx.max(scores, axis=-1, keepdims=True)
         powers = exp2(scores - top)
         total = row_sums(powers)
         shares = powers * mx.reciprocal(total)
-        part = shares @ values[:, :, :end]
-        parts.append(part.reshape(batch, heads, group, end - start, width))
+        parts.append(shares @ values[:, :, :end])
         kept.append(shares if keep else top + mx.log(total) * LOG2_E)
-    return mx.concatenate(parts, axis=3), *kept
+    return _joined(parts, group), *kept
 
 
 @_causal_attention.vjp
@@ -79,37 +80,49 @@ def _causal_attention_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[
     upstream, output, kept = cotangents[0], outputs[0], outputs[1:]
     keep = kept[0].shape[-1] > 1 or length == 1
     drift = row_sums(upstream * output)
-    d_queries, d_keys, d_values = [], mx.zeros_like(keys), mx.zeros_like(values)
-    for (start, end, bias), saved in zip(_blocks(length), kept):
-        shares = saved if keep else exp2(_scores(queries, keys, start, end, bias) - saved)
+    d_keys, d_values = mx.zeros_like(keys), mx.zeros_like(values)
+    d_queries: list[mx.array] = []
+    for (start, end), saved in zip(_blocks(length), kept):
         rows = (batch, heads, group * (end - start), width)
+        asked = queries[:, :, :, start:end].reshape(rows)
+        if d_queries:
+            asked = _after(asked, [d_queries[-1], d_keys, d_values])
+        shares = saved if keep else exp2(_scores(asked, keys, start, end) - saved)
         above = upstream[:, :, :, start:end].reshape(rows)
         below = (above @ values[:, :, :end].swapaxes(-1, -2)) - drift[:, :, :, start:end].reshape(*rows[:3], 1)
         d_scores = shares * below
-        asked = queries[:, :, :, start:end].reshape(rows)
-        d_queries.append((d_scores @ keys[:, :, :end]).reshape(batch, heads, group, end - start, width))
+        d_queries.append(d_scores @ keys[:, :, :end])
         d_keys[:, :, :end] += d_scores.swapaxes(-1, -2) @ asked
         d_values[:, :, :end] += shares.swapaxes(-1, -2) @ above
     # The scores are in base 2, their gradient in base e.
-    return mx.concatenate(d_queries, axis=3) * (1 / LOG2_E), d_keys * (1 / LOG2_E), d_values
+    return _joined(d_queries, group) * (1 / LOG2_E), d_keys * (1 / LOG2_E), d_values
 
 
-def _scores(queries: mx.array, keys: mx.array, start: int, end: int, bias: mx.array) -> mx.array:
-    batch, heads, group, _, width = queries.shape
+def _scores(asked: mx.array, keys: mx.array, start: int, end: int) -> mx.array:
+    """Scores [B, K, G·rows, end] of a block of rows, those of the future far below all others."""
+    batch, heads, many, _ = asked.shape
     rows = end - start
-    asked = queries[:, :, :, start:end].reshape(batch, heads, group * rows, width)
-    scores = asked @ keys[:, :, :end].swapaxes(-1, -2)
-    return (scores.reshape(batch, heads, group, rows, end) + bias).reshape(batch, heads, group * rows, end)
+    past = asked @ keys[:, :, :start].swapaxes(-1, -2)
+    now = (asked @ keys[:, :, start:end].swapaxes(-1, -2)).reshape(batch, heads, many // rows, rows, rows)
+    hidden = (mx.arange(rows)[None] > mx.arange(rows)[:, None]).astype(mx.float32) * -1e30
+    now = (now + hidden).reshape(batch, heads, many, rows)
+    return mx.concatenate([past, now], axis=-1) if start else now
 
 
-def _blocks(length: int) -> list[tuple[int, int, mx.array]]:
-    """Blocks of rows with the number of keys they see and what hides the future of the last of them."""
-    blocks = []
-    for start in range(0, length, BLOCK):
-        end = min(start + BLOCK, length)
-        hidden = mx.arange(end)[None] > mx.arange(start, end)[:, None]
-        blocks.append((start, end, hidden.astype(mx.float32) * -1e30))
-    return blocks
+def _after(array: mx.array, done: list[mx.array]) -> mx.array:
+    # All blocks could be made at the same time, and would: a matrix of the length's square.
+    return mx.depends([array], done)[0] if done else array
+
+
+def _joined(parts: list[mx.array], group: int) -> mx.array:
+    batch, heads, _, width = parts[0].shape
+    split = (part.reshape(batch, heads, group, part.shape[2] // group, width) for part in parts)
+    return mx.concatenate(list(split), axis=3)
+
+
+def _blocks(length: int) -> list[tuple[int, int]]:
+    """Blocks of rows, each of which sees the keys up to its end."""
+    return [(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK)]
 
 
 def attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:

@@ -101,3 +101,20 @@ def test_attention_of_another_kind_goes_to_mlx(case: str) -> None:
     result = cpu_ops.attention(original)(q, k, k, scale=1.0, mask=mask)
     assert len(calls) == 1
     assert mx.array_equal(result, MLX_ATTENTION(q, k, k, scale=1.0, mask=mask))
+
+
+def test_attentions_memory_grows_with_the_length_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_ops, "KEEP_BELOW", 0)
+    ours = cpu_ops.attention(MLX_ATTENTION)
+
+    def peak(length: int) -> int:
+        q, k, v = (mx.random.normal((1, heads, length, 16)) for heads in (2, 1, 1))
+        mx.eval(q, k, v)
+        mx.reset_peak_memory()
+        held = mx.get_active_memory()
+        gradient = mx.grad(lambda *qkv: mx.sum(ours(*qkv, scale=0.3, mask="causal")), argnums=(0, 1, 2))
+        mx.eval(gradient(q, k, v))
+        return mx.get_peak_memory() - held
+
+    peak(256)
+    assert peak(4096) < 6 * peak(1024)
