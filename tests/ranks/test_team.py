@@ -26,7 +26,7 @@ def team(rank: int, size: int, hub: Any = None) -> Team:
 @pytest.fixture
 def pair() -> tuple[Team, Team]:
     near, far = socket.socketpair()
-    return team(0, 2, Hub(0, {1: near}, 20)), team(1, 2, Hub(1, {0: far}, 20))
+    return team(0, 2, Hub(0, {1: near}, 90)), team(1, 2, Hub(1, {0: far}, 90))
 
 
 def both(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
@@ -35,7 +35,7 @@ def both(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]
     other = threading.Thread(target=lambda: results.append(second()), daemon=True)
     other.start()
     mine = first()
-    other.join(20)
+    other.join(90)
     return mine, results[0]
 
 
