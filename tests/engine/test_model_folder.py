@@ -87,6 +87,6 @@ def test_makers_that_run_at_once_make_the_folder_one_time(tmp_path: Path) -> Non
     second = threading.Thread(target=lambda: made.append(make_once(tmp_path / "model", "key", slow)))
     second.start()
     go_on.set()
-    first.join(30)
-    second.join(30)
+    first.join(90)
+    second.join(90)
     assert sorted(made) == [False, True]

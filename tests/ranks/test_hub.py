@@ -108,7 +108,7 @@ def test_time_in_which_this_rank_itself_stood_still_does_not_count(
     other.wait_until_it_waits()
     slept = 1000.0
     frames, beats = Frames(), 0
-    other.socket.settimeout(30)
+    other.socket.settimeout(90)
     # Each sign of life is given before the others are judged, so the second one shows that they were.
     while beats < 2:
         beats += len(list(frames.feed(other.socket.recv(4096))))

@@ -154,7 +154,7 @@ def test_the_end_wakes_a_waiting_consumer() -> None:
     consumer = threading.Thread(target=lambda: taken.append(delivery.take(None)))
     consumer.start()
     delivery.close()
-    consumer.join(10)
+    consumer.join(90)
     assert taken == [[]]
     assert delivery.finished
 
