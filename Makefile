@@ -59,9 +59,7 @@ check: setup node
 	cd clients/node && npm run --silent check
 
 test: check
-	@# What failed beside other tests on a busy machine is run once more, alone; it must pass then.
-	$(TEST_ENV) $(BIN)/python -m pytest -n auto || \
-	  $(TEST_ENV) $(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none
+	$(TEST_ENV) $(BIN)/python -m pytest -n auto
 	cd clients/node && TRAINWIRE_PYTHON=$(abspath $(BIN)/python) npm test --silent
 
 generate: setup
