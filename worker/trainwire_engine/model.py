@@ -12,6 +12,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from trainwire_engine import adapters, cpu_ops, cpu_weights, segments
+from trainwire_engine.adapting import attach
 from trainwire_engine.cuda import install as cuda
 from trainwire_engine.cuda import tensors
 from trainwire_engine.fastmath import on_cpu
@@ -60,7 +61,7 @@ class Model:
                 )
             module.unfreeze()
         else:
-            _, self._adapter_config = adapters.attach(module, config)
+            _, self._adapter_config = attach(module, config)
             if split is not None:
                 # Adapters on the head or its embedding replaced the layers that were found before.
                 self.split, self.head_reason, _ = find_head(module)
