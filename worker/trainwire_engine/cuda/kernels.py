@@ -27,7 +27,7 @@ def available() -> bool:
     try:
         architecture()
         return _computes()
-    except (CompileFailed, AttributeError, RuntimeError):
+    except (CompileFailed, AttributeError, RuntimeError, TypeError, ValueError):
         return False
 
 
