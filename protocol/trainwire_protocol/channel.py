@@ -20,7 +20,9 @@ MAX_FRAME = 64 << 20
 CHANNEL_FD_VARIABLE = "TRAINWIRE_CHANNEL_FD"
 """Environment variable that names the engine's end of the channel, an inherited socket."""
 LEADER_LOST = 9
-"""Exit status of a rank that left because rank 0 was gone or did not answer."""
+"""Exit status of a rank that left because rank 0 was gone or gave no sign of life."""
+LEADER_HANGS = 10
+"""Exit status of a rank that left because it waited in vain for rank 0, which lives."""
 
 
 class Order(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="order_type"):

@@ -49,6 +49,18 @@ def test_hosts_elsewhere_are_reached_over_ssh_and_find_each_other_by_address(tmp
     assert [entry[0].split(":")[0] for entry in ring] == ["10.0.0.1", "10.0.0.2"]
 
 
+def test_several_addresses_of_a_host_are_as_many_connections(tmp_path: Path) -> None:
+    listed = [{"ssh": "mac1.local", "ips": ["10.0.0.1", "10.1.0.1"]}, {"ssh": "mac2.local", "ips": ["10.0.0.2"]}]
+    ring = json.loads(from_file(write(tmp_path / "hosts.json", listed), None)[0].files["MLX_HOSTFILE"])
+    assert ring == [["10.0.0.1:32323", "10.1.0.1:32324"], ["10.0.0.2:32325"]]
+
+
+def test_a_name_of_a_host_is_never_an_option_of_ssh(tmp_path: Path) -> None:
+    listed = [TWO[0], {"ssh": "-oProxyCommand=id", "ips": ["10.0.0.2"]}]
+    words = from_file(write(tmp_path / "hosts.json", listed), None)[1].command
+    assert words.index("--") < words.index("-oProxyCommand=id")
+
+
 def test_the_newer_form_names_backend_and_variables(tmp_path: Path) -> None:
     hosts = [{**host, "rdma": rdma} for host, rdma in zip(TWO, ([None, "rdma_en2"], ["rdma_en2", None]))]
     content = {"backend": "jaccl", "envs": ["MLX_METAL_FAST_SYNCH=1"], "hosts": hosts}

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from trainwire_engine import hub as hub_module
-from trainwire_engine.hub import Hub
+from trainwire_engine.hub import COMPILING, NOTICED, Hub
 from trainwire_protocol.channel import Frames
 from trainwire_protocol.errors import OutOfMemory, TrainwireError
 
@@ -33,13 +33,13 @@ class Other:
         body = msgspec.msgpack.encode(message)
         self.socket.sendall(struct.pack(">I", len(body)) + body)
 
-    def beat(self, ticks: int, *, idle: bool) -> None:
+    def beat(self, ticks: int, *, idle: bool, patience: int = 1) -> None:
         """Give signs of life from now on that never change."""
 
         def go_on() -> None:
             while not self._beating.wait(SHORT / 10):
                 try:
-                    self.send("beat", ticks, idle)
+                    self.send("beat", ticks, idle, patience)
                 except OSError:
                     return
 
@@ -94,7 +94,7 @@ def test_a_closed_connection_is_a_death(other: Other) -> None:
 
 def test_silence_is_noticed_after_the_timeout(other: Other) -> None:
     error = lost(Hub(0, {1: other.theirs}, SHORT))
-    assert error.message == f"Rank 1 has given no sign of life for {SHORT:g} s."
+    assert error.message == f"Rank 1 has given no sign of life for {SHORT * NOTICED:g} s."
 
 
 def test_time_in_which_this_rank_itself_stood_still_does_not_count(
@@ -103,7 +103,6 @@ def test_time_in_which_this_rank_itself_stood_still_does_not_count(
     real, slept = time.monotonic, 0.0
     monkeypatch.setattr(hub_module, "time", SimpleNamespace(monotonic=lambda: real() + slept))
     hub = Hub(0, {1: other.theirs}, 30)
-    hub.updates = 1
     threading.Thread(target=lambda: hub.take(1), daemon=True).start()
     other.wait_until_it_waits()
     slept = 1000.0
@@ -118,14 +117,70 @@ def test_time_in_which_this_rank_itself_stood_still_does_not_count(
 def test_a_rank_that_lives_but_does_not_come_hangs(other: Other) -> None:
     other.beat(7, idle=False)
     hub = Hub(0, {1: other.theirs}, SHORT)
-    hub.updates = 1
-    assert lost(hub).message.startswith("Rank 1 hangs")
+    error = lost(hub)
+    assert error.message.startswith("Rank 1 hangs")
+    assert error.details["hangs"]
+
+
+def test_rank_0_is_missed_within_an_update_and_waited_for_without_limit_between_two(other: Other) -> None:
+    hub = Hub(1, {0: other.theirs}, 5)
+    found: queue.Queue[TrainwireError] = queue.Queue()
+    hub.on_lost = found.put
+
+    def wait() -> None:
+        with hub.waiting():
+            threading.Event().wait()
+
+    threading.Thread(target=wait, daemon=True).start()
+    other.wait_until_it_waits()
+    for patience in (0, 1):
+        assert hub.lost is None
+        other.send("beat", 7, False, patience)
+        while hub.peers[0].patience != patience:
+            pass
+        hub.peers[0].heard = time.monotonic() + 1000
+        hub._judge(time.monotonic() + 999)
+    assert hub.lost is not None
+    assert hub.lost.message.startswith("Rank 0 hangs")
+
+
+def test_an_update_that_compiles_is_given_more_time(other: Other) -> None:
+    hub = Hub(0, {1: other.theirs}, 30)
+    with hub.expected(compiles=True):
+        assert hub.patience == COMPILING
+    with hub.expected(compiles=False):
+        assert hub.patience == 1
+    assert hub.patience == 0, "rank 0 may take between two updates as long as it likes"
+
+
+def test_signs_of_life_go_on_while_a_lost_rank_is_dealt_with(other: Other) -> None:
+    hub = Hub(0, {1: other.theirs}, SHORT)
+    handled, frames, beats = threading.Event(), Frames(), 0
+    hub.on_lost = lambda error: (handled.wait(90), None)[1]
+    other.send("failed", "out_of_memory", "The memory does not suffice.", {}, None)
+    while hub.lost is None:
+        pass
+    while beats < 3:
+        beats += len(list(frames.feed(other.socket.recv(4096))))
+    handled.set()
+
+
+def test_a_message_that_a_stopped_rank_does_not_take_holds_up_no_sign_of_life(other: Other) -> None:
+    near, far = socket.socketpair()
+    hub = Hub(0, {1: other.theirs, 2: near}, 30)
+    threading.Thread(target=lambda: hub.send("merged", "x" * (16 << 20), to=2), daemon=True).start()
+    frames, beats = Frames(), 0
+    while beats < 3:
+        beats += len(list(frames.feed(other.socket.recv(4096))))
+    far.close()
+    while hub.lost is None:
+        pass
+    near.close()
 
 
 def test_ranks_that_all_wait_are_not_connected_any_more(other: Other) -> None:
     other.beat(7, idle=True)
     hub = Hub(0, {1: other.theirs}, SHORT)
-    hub.updates = 1
     assert lost(hub).message.startswith("The ranks have waited for each other")
 
 
@@ -172,5 +227,5 @@ def test_signs_of_life_go_out_while_the_main_thread_does_something_else(other: O
     frames, beats = Frames(), 0
     while beats < 3:
         for frame in frames.feed(other.socket.recv(4096)):
-            assert msgspec.msgpack.decode(frame) == ["beat", 0, False]
+            assert msgspec.msgpack.decode(frame) == ["beat", 0, False, 0]
             beats += 1

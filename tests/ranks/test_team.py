@@ -14,7 +14,8 @@ from tiny import RandomRows
 from trainwire_engine.batches import share
 from trainwire_engine.hub import Hub
 from trainwire_engine.meeting import backend
-from trainwire_engine.ranks import Alone, Team
+from trainwire_engine.ranks import Alone
+from trainwire_engine.team import Team
 from trainwire_protocol.errors import DatasetInvalid
 
 

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 
-from trainwire_engine.place import take_place
+from trainwire_engine.place import keep, take_place
 from trainwire_protocol.channel import CHANNEL_FD_VARIABLE, EngineChannel
 
 
@@ -17,6 +17,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)
     text = os.environ.pop(CHANNEL_FD_VARIABLE, "")
+    if "--keep" in sys.argv:
+        keep()
     if "--rank" in sys.argv:
         connection = take_place(sys.stdin.buffer)
     elif text.isdigit():
@@ -44,6 +46,10 @@ def main() -> int:
 
 if __name__ == "__main__":
     status = main()
+    if not status:
+        from trainwire_engine.meeting import part
+
+        part()
     sys.stdout.flush()
     sys.stderr.flush()
     # A driver's teardown can hang, and there is nothing left to do.

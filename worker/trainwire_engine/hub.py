@@ -24,8 +24,12 @@ import msgspec
 from trainwire_protocol.channel import Frames
 from trainwire_protocol.errors import EngineDied, TrainwireError, from_code
 
+HESITATION = 1.0
+"""Seconds in which the watch may still tell why a collective failed."""
 COMPILING = 10
-"""So many times longer may a rank take that has not made an update yet: kernels are compiled in it."""
+"""So many times longer may take what kernels are compiled in, or what happens before the first update."""
+NOTICED = 0.8
+"""Part of the timeout after which a silent or hanging rank is lost; the rest is for saving and leaving."""
 Message = list[Any]
 
 
@@ -57,7 +61,11 @@ class Inbox:
 
 @dataclass
 class Peer:
-    """The other end of a connection, as last heard: `ticks` counts its work, `idle` says that it waits."""
+    """The other end of a connection, as last heard.
+
+    `ticks` counts its work, `idle` says that it waits, `patience` how many timeouts it may go on without either;
+    0 is as long as it likes.
+    """
 
     rank: int
     socket: socket.socket
@@ -66,30 +74,35 @@ class Peer:
     heard: float = field(default_factory=time.monotonic)
     ticks: int = -1
     idle: bool = False
+    patience: int = COMPILING
+    sending: threading.Lock = field(default_factory=threading.Lock)
     moved: float = field(default_factory=time.monotonic)
 
 
 class Hub:
-    """The connections of one rank. `on_lost` is called in the watching thread and does not return.
+    """The connections of one rank. `on_lost` is called in a thread of its own and does not return.
 
     The main thread marks where it only waits (`waiting`): there it can hold nothing half done, and when a rank is
-    lost meanwhile the watching thread takes over. Elsewhere the loss is raised at the next wait.
+    lost meanwhile another thread takes over. Elsewhere the loss is raised at the next wait. Signs of life go on
+    until this process leaves, so that nobody misses a rank that saves.
     """
 
     def __init__(self, rank: int, connections: dict[int, socket.socket], timeout: float) -> None:
         self.rank = rank
         self.peers = {other: Peer(other, connection) for other, connection in connections.items()}
         self.on_lost: Callable[[TrainwireError], None] = lambda error: None
+        self.on_leave: Callable[[], None] = lambda: os._exit(0)
+        """Ends this process, a rank other than 0, at the end of the run; called in the watching thread."""
         self.lost: TrainwireError | None = None
         self.ticks = 0
-        self.updates = 0
+        self.patience = self._elsewhere = COMPILING if rank else 0
         self._timeout = timeout
         self._needs_others = False
         self._idle = False
         self._since = time.monotonic()
         self._mutex = threading.Lock()
-        self._sending = threading.Lock()
         self._handled = threading.Event()
+        self._taken_over = False
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     # The main thread's side
@@ -98,41 +111,73 @@ class Hub:
     def waiting(self, *, for_others: bool = True) -> Iterator[None]:
         """Mark a wait: for other ranks, whose delay counts, or for a person. Raises what a lost rank ends with."""
         with self._mutex:
+            if self.lost is None:
+                self._idle, self._needs_others, self._since = True, for_others, time.monotonic()
+        if not self._idle:
             self.check()
-            self._idle, self._needs_others, self._since = True, for_others, time.monotonic()
         try:
             yield
         finally:
             with self._mutex:
-                taken_over = self.lost is not None
+                lost = self.lost is not None
                 self._idle = self._needs_others = False
                 self.ticks += 1
-            if taken_over:
+            if lost:
                 threading.Event().wait()
+
+    @contextlib.contextmanager
+    def expected(self, *, compiles: bool) -> Iterator[None]:
+        """Mark an update, in which the others may expect this rank within the timeout, or ten of them."""
+        self.patience = COMPILING if compiles else 1
+        self.ticks += 1
+        try:
+            yield
+        finally:
+            self.patience = self._elsewhere
 
     def check(self) -> None:
         """Raise what a lost rank ends the run with."""
         if self.lost is not None:
-            self._handled.set()
+            self._handle()
             raise self.lost
 
     def verdict(self, error: Exception) -> Exception:
         """Name the rank behind a failed collective: the connection's end is seen a moment before or after."""
-        self._handled.set()
-        if isinstance(error, RuntimeError) and "peer" in str(error):
-            deadline = time.monotonic() + self._timeout
+        self._handle()
+        if isinstance(error, RuntimeError) and self.lost is None:
+            broken = "peer" in str(error)
+            deadline = time.monotonic() + (self._timeout if broken else HESITATION)
             while self.lost is None and time.monotonic() < deadline:
                 time.sleep(0.01)
-            return self.lost or EngineDied("The connection between the ranks broke.")
+            return self.lost or (EngineDied("The connection between the ranks broke.") if broken else error)
         return self.lost or error
+
+    def _handle(self) -> None:
+        """Say that the main thread ends the run; if another thread does already, it stays here."""
+        with self._mutex:
+            if not self._taken_over:
+                self._handled.set()
+        if self._taken_over:
+            threading.Event().wait()
 
     def send(self, *message: Any, to: int | None = None) -> None:
         """Send to one rank, or to all that are connected; a rank that is gone is noticed by the watch."""
         body = msgspec.msgpack.encode(message)
-        for peer in self.peers.values():
+        for peer in list(self.peers.values()):
             if to in (None, peer.rank):
-                with self._sending, contextlib.suppress(OSError):
+                with peer.sending, contextlib.suppress(OSError):
                     peer.socket.sendall(struct.pack(">I", len(body)) + body)
+
+    def _beat(self) -> None:
+        body = msgspec.msgpack.encode(("beat", self.ticks, self._idle, self.patience))
+        for peer in self.peers.values():
+            # Where the main thread is in the middle of a message, that is a sign of life too.
+            if peer.sending.acquire(blocking=False):
+                try:
+                    with contextlib.suppress(OSError):
+                        peer.socket.sendall(struct.pack(">I", len(body)) + body)
+                finally:
+                    peer.sending.release()
 
     def take(self, rank: int) -> Message:
         """Wait for the next message of a rank."""
@@ -150,7 +195,7 @@ class Hub:
     # The watching thread
 
     def _watch(self) -> None:
-        interval = min(1.0, self._timeout / 5)
+        interval = min(1.0, self._timeout / 10)
         due = time.monotonic()
         while True:
             now = time.monotonic()
@@ -158,7 +203,7 @@ class Hub:
                 if now - due > interval:
                     self._discount(now - due)
                 due = now + interval
-                self.send("beat", self.ticks, self._idle)
+                self._beat()
                 self._judge(now)
             readable = [peer.socket for peer in self.peers.values()]
             for ready in select.select(readable, [], [], max(0.0, due - time.monotonic()))[0]:
@@ -170,19 +215,20 @@ class Hub:
         except OSError:
             data = b""
         if not data:
-            del self.peers[peer.rank]
             self._lose(EngineDied(f"Rank {peer.rank} died.", rank=peer.rank))
+            del self.peers[peer.rank]
             return
         peer.heard = time.monotonic()
         for frame in peer.frames.feed(data):
             message = msgspec.msgpack.decode(frame)
             match message:
-                case ["beat", ticks, idle]:
+                case ["beat", ticks, idle, patience]:
                     if (ticks, idle) != (peer.ticks, peer.idle):
                         peer.ticks, peer.idle, peer.moved = ticks, idle, peer.heard
+                    peer.patience = patience
                 case ["leave"] if self.rank:
                     # Rank 0 has saved whatever is to be saved.
-                    os._exit(0)
+                    self.on_leave()
                 case ["failed", code, text, details, hint]:
                     self._lose(
                         from_code(code, f"Rank {peer.rank}: {text}", hint=hint, **(details | {"rank": peer.rank}))
@@ -200,15 +246,15 @@ class Hub:
 
     def _judge(self, now: float) -> None:
         """Find a rank that is silent, or that others wait for in vain."""
-        limit = self._timeout if self.updates else self._timeout * COMPILING
+        limit = self._timeout * NOTICED
         for peer in list(self.peers.values()):
-            if now - peer.heard > self._timeout:
-                words = f"Rank {peer.rank} has given no sign of life for {self._timeout:g} s."
+            if now - peer.heard > limit:
+                words = f"Rank {peer.rank} has given no sign of life for {limit:g} s."
                 self._lose(EngineDied(words, hint=_SILENT, rank=peer.rank, silent=True))
             waited = min(now - self._since, now - peer.moved)
-            if self.rank == 0 and self._needs_others and not peer.idle and waited > limit:
-                words = f"Rank {peer.rank} hangs: the others have waited for it for {limit:g} s."
-                self._lose(EngineDied(words, hint=_SLOW, rank=peer.rank))
+            if self._needs_others and not peer.idle and peer.patience and waited > limit * peer.patience:
+                words = f"Rank {peer.rank} hangs: the others have waited for it for {limit * peer.patience:g} s."
+                self._lose(EngineDied(words, hint=_SLOW, rank=peer.rank, hangs=True))
         stuck = bool(self.peers) and all(peer.idle for peer in self.peers.values())
         if self.rank == 0 and self._needs_others and stuck and now - self._since > self._timeout * COMPILING:
             self._lose(EngineDied(f"The ranks have waited for each other for {now - self._since:.0f} s.", hint=_CUT))
@@ -218,11 +264,18 @@ class Hub:
             if self.lost is not None:
                 return
             self.lost = error
-            mine = self._idle
+            waits = self._idle
+        threading.Thread(target=self._take_over, args=(error, waits), name="loss", daemon=True).start()
+
+    def _take_over(self, error: TrainwireError, waits: bool) -> None:
         # Where it is at work the main thread comes to its next wait, ends the run there and leaves; or it hangs.
-        if mine or not self._handled.wait(self._timeout):
-            self.on_lost(error)
-        threading.Event().wait()
+        if not waits:
+            self._handled.wait(self._timeout)
+        with self._mutex:
+            if not waits and self._handled.is_set():
+                return
+            self._taken_over = True
+        self.on_lost(error)
 
 
 _SILENT = "Its process stands still, or the network between the hosts is cut."

@@ -98,11 +98,13 @@ def update(parts: Parts) -> tuple[Measured, list[int]]:
     portion = parts.feed.take(state.epoch - 1, state.epoch_update)
     rows, micro_batches = portion.rows, portion.micro_batches
     ready = time.perf_counter()
-    parts.reports.alive("compile" if parts.step.compiles(micro_batches) else "train")
+    compiles = parts.step.compiles(micro_batches)
+    parts.reports.alive("compile" if compiles else "train")
     rate = parts.schedule.learning_rate(state.step, config.learning_rate or 0.0)
-    result = parts.step(
-        micro_batches, step=state.step + 1, learning_rate=rate, max_grad_norm=config.max_grad_norm or None
-    )
+    with parts.ranks.updating(compiles=compiles):
+        result = parts.step(
+            micro_batches, step=state.step + 1, learning_rate=rate, max_grad_norm=config.max_grad_norm or None
+        )
     passes, computed, real = parts.ranks.counts(micro_batches)
     measured = Measured(
         loss=result.loss,

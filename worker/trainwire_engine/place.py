@@ -6,13 +6,19 @@ an end of input means that it is gone, and over ssh that the connection is.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
+import select
+import signal
 import socket
+import sys
 import tempfile
 import threading
 from typing import BinaryIO
 
+_PR_SET_PDEATHSIG = 1
 _written: list[str] = []
 
 
@@ -39,6 +45,34 @@ def take_place(stdin: BinaryIO) -> socket.socket | None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(place["token"].encode())
     return connection
+
+
+def keep() -> None:
+    """Leave a parent behind that ends this process once the launcher is gone, even if a signal has stopped it.
+
+    The parent passes the standard input on, and leaves with this process and its exit status.
+    """
+    there, here = os.pipe()
+    lives, living = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(here)
+        os.close(lives)
+        os.dup2(there, 0)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        return
+    os.close(there)
+    os.close(living)
+    while True:
+        if lives in select.select([0, lives], [], [])[0]:
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+        data = os.read(0, 4096)
+        if not data:
+            os.kill(child, signal.SIGKILL)
+            os._exit(9)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(here, data)
 
 
 def forget() -> None:

@@ -26,7 +26,7 @@ from trainwire_engine.native import Native
 from trainwire_engine.optimizer import Optimizer, Schedule
 from trainwire_engine.orders import Control
 from trainwire_engine.profile import ProfiledStep
-from trainwire_engine.ranks import Alone, Team
+from trainwire_engine.ranks import Alone
 from trainwire_engine.reports import Reports
 from trainwire_engine.resume import Past, model_mark, open_past
 from trainwire_engine.saving import Saves
@@ -34,6 +34,7 @@ from trainwire_engine.schedule import Course, total_steps, warmup_steps
 from trainwire_engine.snapshot import Contents
 from trainwire_engine.state import FORMAT, DataMark, ModelMark, Saved, Stopwatch, TrainState
 from trainwire_engine.step import UpdateStep
+from trainwire_engine.team import Team
 from trainwire_engine.tidying import put_in_order
 from trainwire_engine.tokenizer import Tokenizer
 from trainwire_engine.values import check_values, try_prompts

@@ -19,10 +19,10 @@ from trainwire_engine.loop import Parts, Reason, train
 from trainwire_engine.meeting import form
 from trainwire_engine.orders import Control
 from trainwire_engine.prepare import prepare
-from trainwire_engine.ranks import Team
 from trainwire_engine.reports import Reports
+from trainwire_engine.team import Team
 from trainwire_engine.watch import Stopped
-from trainwire_protocol.channel import LEADER_LOST, Begin, Check, EngineChannel
+from trainwire_protocol.channel import LEADER_HANGS, LEADER_LOST, Begin, Check, EngineChannel
 from trainwire_protocol.errors import DiskFull, EngineUnavailable, Internal, IoError, NonFinite, TrainwireError
 from trainwire_protocol.events import CheckpointKind
 from trainwire_protocol.rundir import (
@@ -125,7 +125,7 @@ def _bereaved(team: Team, parts: Parts | None, error: TrainwireError) -> int:
         newest = max((info.step for info in list_checkpoints(run_dir)), default=-1)
         if (run_dir / LOCK_NAME).exists() and newest < parts.course.state.step and not saving:
             _rescue(parts, error)
-    return LEADER_LOST
+    return LEADER_HANGS if error.details.get("hangs") else LEADER_LOST
 
 
 def _exit(status: int) -> None:

@@ -1,5 +1,6 @@
 """One engine from its start to its departure: what it reports is handed on, what it leaves behind is summed up."""
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -157,4 +158,6 @@ def start_engine(
         command = launch_command(options.ranks, options.hostfile, options.backend, options.rank_timeout)
     else:
         command = engine_command(options.engine, options.script)
+        # It may be a rank that somebody else's launcher started.
+        os.environ["TRAINWIRE_RANK_TIMEOUT"] = f"{options.rank_timeout:g}"
     return EngineSession(command, lock_fd, timers, show_output, on_report, options.exit_grace)

@@ -4,12 +4,13 @@ The host file is MLX's own: a list of {"ssh", "ips", "rdma"}, or an object with 
 The variables are those that mlx.launch sets.
 """
 
+import itertools
 import json
 import os
 import shlex
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def on_this_machine(count: int, backend: str | None) -> list[Place]:
     gpus = _gpus()
     backend = backend or ("nccl" if len(gpus) >= count else "ring")
     hosts = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]} for _ in range(count)]
-    places = _places(hosts, backend, [], _free_ports(count))
+    places = _places(hosts, backend, [], iter(_free_ports(count)))
     if backend == "nccl":
         for place, gpu in zip(places, gpus):
             place.environment["CUDA_VISIBLE_DEVICES"] = gpu
@@ -80,19 +81,20 @@ def from_file(path: Path, backend: str | None) -> list[Place]:
     if backend.startswith("jaccl") and any(len(h["rdma"]) != len(hosts) for h in hosts):
         raise ConfigInvalid(f"{path}: every host needs one rdma device for each host (null for itself).")
     here = all(is_here(h["ssh"]) for h in hosts)
-    ports = _free_ports(len(hosts)) if here else [RING_PORT + i for i in range(len(hosts))]
+    free = _free_ports(1 + sum(len(h["ips"]) for h in hosts)) if here else ()
+    ports = itertools.chain(free, itertools.count(RING_PORT))
     return _places(hosts, backend, [str(word) for word in about.get("envs", [])], ports)
 
 
-def _places(hosts: Sequence[Mapping[str, Any]], backend: str, extra: list[str], ports: list[int]) -> list[Place]:
+def _places(hosts: Sequence[Mapping[str, Any]], backend: str, extra: list[str], ports: Iterator[int]) -> list[Place]:
     environment = dict(word.split("=", 1) for word in extra if "=" in word)
     environment["MLX_WORLD_SIZE"] = str(len(hosts))
     files: dict[str, str] = {}
     if backend == "ring":
-        ring = [[f"{ip}:{port}" for ip in host["ips"][:1]] for host, port in zip(hosts, ports)]
-        files["MLX_HOSTFILE"] = json.dumps(ring)
+        # As with mlx.launch, several addresses of a host are as many connections.
+        files["MLX_HOSTFILE"] = json.dumps([[f"{ip}:{next(ports)}" for ip in host["ips"]] for host in hosts])
     elif backend == "nccl":
-        environment |= {"NCCL_HOST_IP": hosts[0]["ips"][0], "NCCL_PORT": str(ports[0])}
+        environment |= {"NCCL_HOST_IP": hosts[0]["ips"][0], "NCCL_PORT": str(next(ports))}
     else:
         environment["MLX_JACCL_COORDINATOR"] = f"{hosts[0]['ips'][0]}:{COORDINATOR_PORT}"
         files["MLX_IBV_DEVICES"] = json.dumps([host["rdma"] for host in hosts])
@@ -112,8 +114,10 @@ def _command(host: str) -> list[str]:
     if is_here(host):
         return [sys.executable, *_ENGINE]
     folder, python = shlex.quote(str(Path.cwd())), shlex.quote(sys.executable)
-    script = f"cd {folder} 2>/dev/null; exec env PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 {python} {shlex.join(_ENGINE)}"
-    return [*_SSH, host, script]
+    script = (
+        f"cd {folder} 2>/dev/null; exec env PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 {python} {shlex.join(_ENGINE)} --keep"
+    )
+    return [*_SSH, "--", host, script]
 
 
 def _gpus() -> list[str]:

@@ -201,7 +201,10 @@ def parse(arguments: list[str], environment: dict[str, str]) -> Options:
             refuse(f"--tracker: {problem}")
     if values["hostfile"] is not None and values["ranks"] != 1:
         refuse("--ranks counts processes on this machine; --hostfile names the hosts")
-    if (values["hostfile"] is not None or values["ranks"] != 1) and values["engine"] == "fake":
+    several = values["hostfile"] is not None or values["ranks"] != 1
+    if values["backend"] is not None and not several:
+        refuse("--backend needs --ranks or --hostfile; another launcher says it by its environment")
+    if several and values["engine"] == "fake":
         refuse("--ranks and --hostfile need the real engine")
     if values["hostfile"] is not None and not values["hostfile"].is_file():
         refuse(f"--hostfile: there is no file {values['hostfile']}")
