@@ -17,12 +17,17 @@ import mlx.nn as nn
 from trainwire_engine.cpu_weights import dense
 from trainwire_engine.fastmath import on_cpu
 
+_APART, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
+"""Multiples of it, modulo 2**64, tell the layers' keys apart: the golden ratio's, as far apart as they can be."""
+
 
 class Adapter(nn.Module):
     """What the layers share: the scale, the dropout and a switch that gives the base layer back.
 
-    Dropout takes its key from `_dropout_key`, which the update step sets: a pass that is computed again draws the
-    same places, and nothing else in the process can move them.
+    Dropout takes its keys from `_dropout_keys`, one for each token of the micro-batch, which the update step sets: a
+    token's mask is its own in whatever micro-batch it is, and a pass that is computed again draws the same places.
+    Where the input is not laid out by rows and tokens (experts that sort them, a head that gets the trained positions
+    alone) the first key draws for the whole micro-batch.
     """
 
     lora_a: mx.array
@@ -33,19 +38,24 @@ class Adapter(nn.Module):
         self.scale = scale
         self.dropout = dropout
         self.enabled = True
-        self._dropout_key: mx.array | None = None
+        self._dropout_keys: mx.array | None = None
         self._inputs = inputs
 
     @property
     def drops(self) -> bool:
         """Whether `dropped` changes anything now."""
-        return bool(self.training and self.dropout and self._dropout_key is not None)
+        return bool(self.training and self.dropout and self._dropout_keys is not None)
 
     def dropped(self, x: mx.array) -> mx.array:
         """Zero a share of the entries while training and scale up the others."""
-        if not self.drops:
+        keys = self._dropout_keys
+        if keys is None or not self.drops:
             return x
-        kept = mx.random.bernoulli(1 - self.dropout, x.shape, key=self._dropout_key)
+        if x.ndim > 2 and x.shape[:2] == keys.shape[:2]:
+            draw = mx.vmap(lambda key: mx.random.bernoulli(1 - self.dropout, x.shape[2:], key=key))
+            kept = draw(keys.reshape(-1, 2)).reshape(x.shape)
+        else:
+            kept = mx.random.bernoulli(1 - self.dropout, x.shape, key=keys[0, 0])
         return mx.where(kept, x * (1 / (1 - self.dropout)), mx.zeros((), x.dtype))
 
     def initialize(self, key: mx.array) -> None:
@@ -189,8 +199,9 @@ def adapter_layers(module: nn.Module) -> Iterator[Adapter]:
     return (layer for _, layer in module.named_modules() if isinstance(layer, Adapter))
 
 
-def set_dropout_keys(layers: list[Adapter], key: mx.array) -> None:
-    """Give each layer a key of its own from the one of the micro-batch."""
-    if any(layer.dropout for layer in layers):
-        for layer, own in zip(layers, mx.random.split(key, len(layers))):
-            layer._dropout_key = own
+def set_dropout_keys(layers: list[Adapter], keys: mx.array) -> None:
+    """Give each layer keys of its own, from those of the micro-batch's tokens, uint32 [rows, length, 2]."""
+    for index, layer in enumerate(layers):
+        if layer.dropout:
+            own = (index + 1) * _APART & _MASK
+            layer._dropout_keys = keys ^ mx.array([own >> 32, own & 0xFFFFFFFF], mx.uint32)

@@ -100,7 +100,7 @@ class ProfiledStep(UpdateStep):
             arrays = device_arrays(batch)
             hidden = self._timed("forward", partial(self._forward, params, arrays))
             self._timed("head", partial(self._head, params, hidden, arrays))
-            self._timed("alone", partial(self._sums, params, arrays, mx.random.key(step)))
+            self._timed("alone", partial(self._sums, params, arrays, self.dropout_keys(batch, step)))
 
     def _timed(self, part: str, work: Callable[[], Any]) -> Any:
         mx.eval(work())

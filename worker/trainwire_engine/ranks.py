@@ -18,8 +18,6 @@ class Alone:
 
     rank, size = 0, 1
     leads = True
-    salt: tuple[int, ...] = ()
-    """Goes into the seeds of dropout, so that no two micro-batches of an update share a mask."""
     agreed = True
     """Whether the orders that wait may be carried out at this boundary."""
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from trainwire_engine.adapters import set_dropout_keys
-from trainwire_engine.batches import MicroBatch, mix
+from trainwire_engine.batches import MicroBatch
 from trainwire_engine.cuda import tensors, tracing
+from trainwire_engine.dropout import token_keys
 from trainwire_engine.fastmath import on_cpu
 from trainwire_engine.lanes import Lanes
 from trainwire_engine.loss import micro_batch_sums
@@ -53,6 +55,7 @@ class UpdateStep:
         self._seed: int = config.seed
         self._smoothing: float = config.label_smoothing
         self._max_value: float | None = config.max_grad_value
+        self._drops = any(layer.dropout for layer in model.adapter_layers)
         self._traced = False
         self._met: set[tuple[int, ...]] = set()
         self.lanes = Lanes(model.total_parameters)
@@ -99,8 +102,8 @@ class UpdateStep:
     def sums(self, micro_batches: Sequence[MicroBatch], step: int) -> Any:
         """Give ((loss sum, correct), gradient sums), lazy: the passes of an update, without the rest of it."""
         by_lane: dict[int, Any] = {}
-        for index, (batch, lane) in enumerate(zip(*self.lanes.spread(micro_batches))):
-            key = mx.random.key(mix(self._seed, step, index, *self._ranks.salt))
+        for batch, lane in zip(*self.lanes.spread(micro_batches)):
+            key = self.dropout_keys(batch, step)
             with mx.stream(self.lanes.streams[lane]):
                 sums = self._sums(self.model.trainable, device_arrays(batch), key)
                 by_lane[lane] = _added(by_lane[lane], sums) if lane in by_lane else sums
@@ -109,6 +112,10 @@ class UpdateStep:
             mx.async_eval(by_lane[lane])
         self.meanwhile()
         return functools.reduce(_added, by_lane.values())
+
+    def dropout_keys(self, batch: MicroBatch, step: int) -> mx.array:
+        """The keys of a micro-batch's tokens, from seed, update, row and place in the row; one key without dropout."""
+        return mx.array(token_keys(batch, self._seed, step) if self._drops else np.zeros((1, 1, 2), np.uint32))
 
     def _trace_sums(
         self, params: Arrays, batch: tuple[mx.array, ...], key: mx.array

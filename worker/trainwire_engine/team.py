@@ -7,6 +7,7 @@ control word calls for, and everything else that is not part of an update, goes 
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -33,7 +34,6 @@ class Team(Alone):
         self.hub = hub
         self.rank, self.size = group.rank(), group.size()
         self.leads = self.rank == 0
-        self.salt = (self.rank,)
         self._wants: Callable[[], bool] = lambda: False
         self.handle: Callable[[Message], None] = lambda message: None
         """Does on another rank what rank 0 tells."""
@@ -169,7 +169,8 @@ class Team(Alone):
         machine = platform.node()
         if self.leads:
             self.hub.send("machine", machine)
-            yield
+            with _more_cores():
+                yield
             self.hub.send("your turn")
         else:
             same = self.hub.take(0)[1] == machine
@@ -190,3 +191,17 @@ class Team(Alone):
 
     def leave(self) -> None:
         self.hub.close()
+
+
+@contextmanager
+def _more_cores() -> Iterator[None]:
+    """Use the launcher's cores, not only those of this rank: the other ranks on this machine wait meanwhile."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)

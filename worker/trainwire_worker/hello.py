@@ -11,7 +11,7 @@ from trainwire_protocol.version import VERSION
 from .options import Options
 from .ready import wait_ready
 
-FEATURES = ["control_socket", "counted_resume", "eval", "generate", "linger", "replay", "restarts", "validate"]
+FEATURES = ["control_socket", "counted_resume", "eval", "generate", "linger", "ranks", "replay", "restarts", "validate"]
 MAX_OPEN_COMMANDS = 256
 MAX_BACKLOG = 8 << 20
 """Bytes of unread lines after which the backlog becomes one `gap`."""

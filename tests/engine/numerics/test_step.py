@@ -15,6 +15,7 @@ from tiny import FAMILIES, RandomRows
 from trainwire_engine import adapters, native
 from trainwire_engine import lanes as engine_lanes
 from trainwire_engine.batches import MicroBatch, plan
+from trainwire_engine.dropout import token_keys
 from trainwire_engine.model import Model, load_model
 from trainwire_engine.optimizer import Optimizer
 from trainwire_engine.shapes import CPU
@@ -201,6 +202,36 @@ def test_dropout_depends_on_seed_and_update_alone(
     assert losses(0, disturb=True) == first
     assert losses(1)[0] == first[0]  # B is zero at the start, so nothing is dropped yet.
     assert losses(1)[2] != first[2]
+
+
+@pytest.mark.parametrize("method", ["lora", "dora"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "llama"])
+def test_a_row_is_dropped_out_at_its_own_places_in_every_split(
+    config: Callable[..., Config], tiny: Callable[..., Path], family: str, method: str
+) -> None:
+    outcomes = []
+    ways: list[dict[str, Any]] = [{"micro_batch_tokens": 4096}, {"micro_batch_tokens": 40}]
+    ways += [{"micro_batch_tokens": 4096, "packing": True}] if family != "qwen3_5" else []
+    for way in ways:
+        model, step = make(config(model=tiny(family), method=method, lora_dropout=0.5, optimizer="sgd"))
+        results = [update(step, plan(ROWS, EIGHT, **way), number, rate=0.5) for number in range(3)]
+        outcomes.append((results, {name: np.array(value) for name, value in model.trainable.items()}))
+    (whole, weights), *others = outcomes
+    for results, other in others:
+        for ours, theirs in zip(whole, results):
+            assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)
+            assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-5)
+        for name, value in weights.items():
+            np.testing.assert_allclose(value, other[name], atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_no_two_tokens_of_an_update_share_a_key_of_dropout(*, packing: bool) -> None:
+    batches = plan(ROWS, EIGHT, 64, packing=packing)
+    keys = np.concatenate([token_keys(batch, 0, 1).reshape(-1, 2) for batch in batches])
+    used = keys[keys.any(axis=1)]
+    assert len(used) >= sum(batch.real_tokens for batch in batches)
+    assert len(np.unique(used, axis=0)) == len(used)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
