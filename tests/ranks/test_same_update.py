@@ -71,7 +71,7 @@ def test_with_the_same_micro_batches_two_ranks_give_the_weights_of_one_process_t
     start: Start, tmp_path: Path, optimizer: str
 ) -> None:
     # Each row is a micro-batch of its own, and a sum of two does not depend on its order.
-    keys = {"batch_size": 2, "micro_batch_tokens": 8, "lora_dropout": 0.2, "optimizer": optimizer, "max_steps": 15}
+    keys = {"batch_size": 2, "micro_batch_tokens": 16, "lora_dropout": 0.2, "optimizer": optimizer, "max_steps": 15}
     runs = [start(f"ranks{ranks}", ranks, **keys) for ranks in (1, 2)]
     for run in runs:
         assert run.finish()["outcome"] == "completed", run.printed()

@@ -213,7 +213,8 @@ def test_a_row_is_dropped_out_at_its_own_places_in_every_split(
     ways: list[dict[str, Any]] = [{"micro_batch_tokens": 4096}, {"micro_batch_tokens": 40}]
     ways += [{"micro_batch_tokens": 4096, "packing": True}] if family != "qwen3_5" else []
     for way in ways:
-        model, step = make(config(model=tiny(family), method=method, lora_dropout=0.5, optimizer="sgd"))
+        keys = {"method": method, "lora_dropout": 0.5, "optimizer": "sgd", "packing": "packing" in way}
+        model, step = make(config(model=tiny(family), **keys))
         results = [update(step, plan(ROWS, EIGHT, **way), number, rate=0.5) for number in range(3)]
         outcomes.append((results, {name: np.array(value) for name, value in model.trainable.items()}))
     (whole, weights), *others = outcomes
