@@ -15,7 +15,8 @@ import msgspec
 import pytest
 
 from trainwire_engine import hub as hub_module
-from trainwire_engine.hub import COMPILING, NOTICED, Hub
+from trainwire_engine.hub import NOTICED, Hub
+from trainwire_engine.peers import COMPILING
 from trainwire_protocol.channel import Frames
 from trainwire_protocol.errors import OutOfMemory, TrainwireError
 

@@ -55,7 +55,7 @@ class Adapter(nn.Module):
             draw = mx.vmap(lambda key: mx.random.bernoulli(1 - self.dropout, x.shape[2:], key=key))
             kept = draw(keys.reshape(-1, 2)).reshape(x.shape)
         else:
-            kept = mx.random.bernoulli(1 - self.dropout, x.shape, key=keys[0, 0])
+            kept = mx.random.bernoulli(1 - self.dropout, x.shape, key=keys[:1, :1].reshape(2))
         return mx.where(kept, x * (1 / (1 - self.dropout)), mx.zeros((), x.dtype))
 
     def initialize(self, key: mx.array) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from trainwire_engine.boundary import Boundary
-from trainwire_engine.hub import Message
+from trainwire_engine.peers import Message
 from trainwire_engine.team import Team
 from trainwire_protocol.channel import AnyOrder, Report
 from trainwire_protocol.events import Event

@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from trainwire_engine.batches import MicroBatch, share
-from trainwire_engine.hub import Hub, Message
+from trainwire_engine.hub import Hub
+from trainwire_engine.peers import Message
 from trainwire_engine.ranks import Alone, Counts, Sums
 from trainwire_protocol.errors import TrainwireError
 
@@ -68,8 +69,9 @@ class Team(Alone):
                 room = BUCKET
             buckets[-1].append(name)
             room -= grad.size
-        flat = [mx.concatenate([grads[name].reshape(-1).astype(mx.float32) for name in names]) for names in buckets]
-        flat[-1] = mx.concatenate([flat[-1], tail])
+        parts = [[grads[name].reshape(-1).astype(mx.float32) for name in names] for names in buckets]
+        parts[-1].append(tail)
+        flat = [mx.concatenate(part) for part in parts]
         mx.eval(flat)
         with self.hub.waiting():
             summed = [mx.distributed.all_sum(part, group=self._group) for part in flat]
@@ -85,7 +87,8 @@ class Team(Alone):
         figures = [round(float(value)) for value in np.array(end[2:])]
         self._counts = (figures[1], figures[2], figures[3])
         self.agreed = figures[4] > 0
-        return ((end[0], end[1]), added), figures[0]
+        # Not end[0]: MLX takes a single number with a gather, which costs CUDA's compiler three seconds.
+        return ((end[:1].reshape(()), end[1:2].reshape(())), added), figures[0]
 
     def counts(self, micro_batches: Sequence[MicroBatch]) -> Counts:
         return self._counts
