@@ -113,7 +113,7 @@ class Shapes:
         """Divide falling lengths into so many spans, some perhaps empty; the dearest costs as little as it can.
 
         Rows of like length stay together, so that a share needs hardly more passes and padding than it is of the
-        whole: rows dealt out one by one cost up to a third more on a GPU.
+        whole: rows dealt out one by one cost up to a tenth more on a GPU.
         """
         lengths = sizes if packing else [self.length(size) for size in sizes]
         cost = self._packed_cost(lengths, budget) if packing else self._cost(lengths, budget)
