@@ -31,6 +31,7 @@ class Watch:
 
     def check(self) -> None:
         """Raise Stopped if the run is not to go on, and the error of a rank that was lost."""
+        self._ranks.tick()
         self._ranks.check()
         stop = any(isinstance(order, StopOrder) for order in self._channel.peek())
         if not stop and not self._channel.closed:
