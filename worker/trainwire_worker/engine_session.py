@@ -1,7 +1,6 @@
 """One engine from its start to its departure: what it reports is handed on, what it leaves behind is summed up."""
 
 import os
-import signal
 import time
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ from trainwire_protocol.errors import EngineDied
 
 from .engine_link import EngineLink, engine_command
 from .options import Options
+from .signals import signal_name
 from .timers import Timers
 
 
@@ -132,14 +132,6 @@ class EngineSession:
         self.read_output()
         self.link.close()
         return Departure(status, self.finished, self.failed, self.link.tail_lines(), self._trouble)
-
-
-def signal_name(number: int) -> str:
-    """Name a signal; some have only a number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIG{number}"
 
 
 def start_engine(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 from .hosts import Place
+from .signals import signal_name
 
 
 class Rank:
@@ -73,7 +74,7 @@ class Rank:
     def how_it_left(self) -> str:
         """Say in words how it left."""
         status = self.status or 0
-        return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        return f"signal {signal_name(-status)}" if status < 0 else f"exit status {status}"
 
 
 def _prepare_child(cores: set[int] | None) -> None:

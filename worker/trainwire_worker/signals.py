@@ -14,6 +14,14 @@ def hold() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
 
+def signal_name(number: int) -> str:
+    """Name a signal; some have only a number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
+
+
 class Signals:
     """Turns signals into bytes on a descriptor that the loop waits for."""
 
