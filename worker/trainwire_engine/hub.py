@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import selectors
 import socket
 import struct
 import threading
@@ -154,9 +154,12 @@ class Hub:
                 due = now + interval
                 self._beat()
                 self._judge(now)
-            readable = [peer.socket for peer in self.peers.values()]
-            for ready in select.select(readable, [], [], max(0.0, due - time.monotonic()))[0]:
-                self._receive(next(peer for peer in self.peers.values() if peer.socket is ready))
+            # Not select, which knows no descriptor above 1,023: a parent may have left that many open.
+            with selectors.DefaultSelector() as watched:
+                for peer in self.peers.values():
+                    watched.register(peer.socket, selectors.EVENT_READ, peer)
+                for key, _ in watched.select(max(0.0, due - time.monotonic())):
+                    self._receive(key.data)
 
     def _receive(self, peer: Peer) -> None:
         try:
