@@ -1,0 +1,77 @@
+"""What updates hold: blocks computed again keep less, packed layers are unpacked one by one, and nothing grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from tiny import RandomRows
+
+from trainwire_engine import memory
+from trainwire_engine.batches import plan
+from trainwire_engine.model import load_model
+from trainwire_engine.optimizer import Optimizer
+from trainwire_engine.step import UpdateStep
+from trainwire_protocol.config import Config
+
+WIDTH, INNER = 128, 512
+BLOCK_BYTES = 4 * (3 * WIDTH * INNER + 3 * WIDTH * WIDTH)
+"""A block's linear layers in float32."""
+
+
+@pytest.fixture
+def peak(config: Callable[..., Config], tiny: Callable[..., Path]) -> Callable[..., int]:
+    """Give the peak of an update above what is held before it."""
+
+    def measure(layers: int, *, bits: int | None = None, rows: int = 1, length: int = 32, **keys: Any) -> int:
+        sizes = {"hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": layers, "head_dim": 32}
+        settings = config(model=tiny(bits=bits, **sizes), **keys)
+        model = load_model(settings)
+        step = UpdateStep(model, Optimizer(settings), settings)
+        batches = plan(RandomRows(rows, shortest=length, longest=length), range(rows), 4096)
+        found = 0
+        for number in range(2):
+            mx.clear_cache()
+            mx.reset_peak_memory()
+            held = mx.get_active_memory()
+            step(batches, step=number, learning_rate=1e-3, max_grad_norm=1.0)
+            found = mx.get_peak_memory() - held
+        return found
+
+    return measure
+
+
+def test_checkpointed_blocks_keep_a_fraction_of_the_activations(peak: Callable[..., int]) -> None:
+    plain = [peak(layers, rows=4, length=96) for layers in (2, 8)]
+    again = [peak(layers, rows=4, length=96, gradient_checkpointing=True) for layers in (2, 8)]
+    assert again[1] < 0.5 * plain[1]
+    assert again[1] - again[0] < 0.25 * (plain[1] - plain[0])
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_packed_layers_are_unpacked_one_after_another(peak: Callable[..., int], checkpointing: bool) -> None:
+    """What is kept for each further block is what a model in float32 keeps: activations, no unpacked weight."""
+    keys = {"gradient_checkpointing": checkpointing}
+    whole = [peak(layers, **keys) for layers in (2, 8)]
+    packed = [peak(layers, bits=4, **keys) for layers in (2, 8)]
+    assert packed[1] - packed[0] < whole[1] - whole[0] + 6 * 0.25 * BLOCK_BYTES
+    assert packed[1] < whole[1] + 1.5 * BLOCK_BYTES
+
+
+def test_after_many_updates_of_mixed_lengths_no_more_is_held(config: Callable[..., Config]) -> None:
+    settings = config(batch_size=4)
+    model = load_model(settings)
+    step = UpdateStep(model, Optimizer(settings), settings)
+    rows = RandomRows(200, shortest=4, longest=200)
+    held, peaks = [], []
+    for number in range(60):
+        step(plan(rows, range(4 * (number % 50), 4 * (number % 50) + 4), 512), step=number, learning_rate=1e-3,
+             max_grad_norm=1.0)  # fmt: skip
+        now = memory.figures(reset_peak=True)
+        held.append(now.active)
+        peaks.append(now.peak)
+    assert max(held[50:]) <= max(held[5:10]) * 1.01
+    assert max(peaks[40:]) < 1.3 * max(peaks[10:40])
