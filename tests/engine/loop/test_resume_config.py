@@ -485,3 +485,16 @@ def test_fewer_rows_that_end_before_the_position_begin_the_next_epoch(
     result = play(change, base, resume_from=path)
     assert list(result.losses) == [6, 7]
     assert [(e.epoch, e.num_batches) for e in result.of(ev.EpochStart)] == [(2, 2)]
+
+
+def test_the_size_of_micro_batches_is_found_once_and_kept_on_another_machine(
+    config: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**config, "max_steps": 2, "micro_batch_tokens": None}
+    monkeypatch.setattr("trainwire_engine.memory.default_micro_batch_tokens", lambda *_: 256)
+    first = play(settings, base)
+    monkeypatch.setattr("trainwire_engine.memory.default_micro_batch_tokens", lambda *_: 32)
+    again = play({**settings, "max_steps": 3}, base, resume_from=first.of(ev.Checkpoint)[-1].path)
+    inits = [result.one(ev.Init).config["micro_batch_tokens"] for result in (first, again)]
+    assert inits == [256, 256]
+    assert list(again.losses) == [3]
