@@ -10,6 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from trainwire_engine import native
+
 _CUDA_SETTINGS = {
     # Work goes to the card in larger pieces, which spares the host a third of its time.
     "MLX_MAX_OPS_PER_BUFFER": "400",
@@ -61,6 +63,7 @@ def figures(*, reset_peak: bool = False) -> MemoryFigures:
 def clear_cache() -> None:
     """Give the kept buffers back to the system, as while paused."""
     mx.clear_cache()
+    native.give_memory_back()
 
 
 def total_memory() -> int:

@@ -123,12 +123,24 @@ def _set_up(blas: str) -> Native:
 def _keep_memory() -> None:
     """Tell glibc to serve large blocks from a heap that is never trimmed: MLX frees and takes the same sizes
     all the time, and a fresh mapping costs a page fault per 4 KiB."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    for name, value in ((-3, 2**30), (-1, 2**30 * 2 - 1), (-8, 1)):  # mmap threshold, trim threshold, arenas
-        mallopt(name, value)
+    mmap_threshold, trim_threshold, arenas = -3, -1, -8
+    if not _glibc("mallopt", mmap_threshold, 2**30):
+        # Before 2.35 it takes no more than half of a heap of its threads.
+        _glibc("mallopt", mmap_threshold, 2**25)
+    _glibc("mallopt", trim_threshold, 2**31 - 1)
+    _glibc("mallopt", arenas, 1)
+
+
+def give_memory_back() -> None:
+    """Return what the allocator has kept of freed memory to the system, once, where it keeps any."""
+    _glibc("malloc_trim", 0)
+
+
+def _glibc(name: str, *arguments: int) -> int:
+    """Call a function of the C library that others than glibc lack; 0 if it is not there, or did nothing."""
+    with contextlib.suppress(OSError, AttributeError):
+        return int(getattr(ctypes.CDLL(None), name)(*arguments))
+    return 0
 
 
 def _candidates() -> Iterator[str]:

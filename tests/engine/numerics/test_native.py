@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -110,3 +111,43 @@ def test_a_library_that_computes_something_else_is_put_back(monkeypatch: pytest.
     monkeypatch.setattr(native, "_computes", lambda: False)
     assert native.prepare().blas == "MLX's own"
     assert {name: relocations.read_slot(slot) for name, slot in slots.items()} == before
+
+
+GIVEN_BACK = """
+import os
+from pathlib import Path
+from trainwire_engine import memory, native
+native.prepare("none")
+import mlx.core as mx
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+before = resident()
+blocks = [mx.ones((2**20,)) for _ in range(64)]
+mx.eval(blocks)
+held = resident()
+del blocks
+memory.clear_cache()
+print(held - before, resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is told to keep memory on glibc alone")
+def test_a_cleared_cache_goes_back_to_the_system() -> None:
+    done = subprocess.run([sys.executable, "-c", GIVEN_BACK], capture_output=True, text=True, timeout=120, check=True)
+    held, left = map(int, done.stdout.split())
+    assert held >= 2**28
+    assert left < 2**26
+
+
+def test_an_allocator_that_refuses_the_largest_threshold_gets_the_one_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    def old(name: str, option: int, value: int) -> int:
+        accepted = option != -3 or value <= 2**25
+        if accepted:
+            taken.append((option, value))
+        return int(accepted)
+
+    monkeypatch.setattr(native, "_glibc", old)
+    native._keep_memory()
+    assert taken == [(-3, 2**25), (-1, 2**31 - 1), (-8, 1)]
