@@ -56,6 +56,7 @@ mx.save_safetensors(folder + "/model.safetensors", weights, metadata={"format": 
 
 def make_model(name: str, folder: Path) -> Path:
     """Make a model's folder, unless it is there."""
+    folder.mkdir(parents=True, exist_ok=True)
     model = folder / name
     if (model / "model.safetensors").is_file():
         return model

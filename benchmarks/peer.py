@@ -2,9 +2,11 @@
 
     python -m benchmarks.peer stock|BLAS_THREADS LORA_ARGUMENTS…
 
-Its own command line, model, data set, batches and loop, with three things beside: a callback that prints what it is
-told; its batches in the order of the file, so that both sides take the same rows in the same update; and, unless
-`stock`, the BLAS that trainwire would use, with so many threads.
+Its own command line, model, data set, batches and loop. What is changed is what the comparison needs to be one: a
+callback prints what it is told; the batches come in the order of the file, so that both sides take the same rows in
+the same update; its loss leaves out the place behind the end of a padded row, which it would count as trained; with
+`--fine-tune-type full` every weight is trained, where its own command leaves embedding, head and last norm frozen; and,
+unless `stock`, it has the BLAS that trainwire would use, with so many threads.
 """
 
 from __future__ import annotations
@@ -22,14 +24,25 @@ def main(arguments: list[str]) -> None:
 
         native.prepare()
         native.use_threads(int(arguments[0]))
+    import mlx.core as mx
     import numpy as np
     from mlx_lm import lora
     from mlx_lm.tuner.callbacks import TrainingCallback
+    from mlx_lm.tuner.trainer import default_loss, train
 
     class Reporter(TrainingCallback):
         def on_train_loss_report(self, train_info: dict[str, Any]) -> None:
             print("UPDATE " + json.dumps({"time": time.time(), **train_info}), flush=True)
 
+    def loss(model: Any, batch: mx.array, lengths: mx.array) -> Any:
+        return default_loss(model, batch, lengths - mx.array([0, 1]))
+
+    def train_all(model: Any, **parts: Any) -> None:
+        if arguments[arguments.index("--fine-tune-type") + 1] == "full":
+            model.unfreeze()
+        train(model=model, loss=loss, **parts)
+
+    lora.train = train_all
     lora.get_reporting_callbacks = lambda *_, **__: Reporter()
     np.random.permutation = np.arange
     sys.argv = ["mlx_lm.lora", *arguments[1:]]

@@ -65,3 +65,11 @@ def dense(layer: nn.Module) -> mx.array:
     return mx.dequantize(
         layer.weight, layer.scales, layer.get("biases"), group_size=layer.group_size, bits=layer.bits, mode=layer.mode
     )
+
+
+def plain_weight(layer: nn.Module) -> mx.array | None:
+    """Give the float32 weight of a layer that computes `x @ weight.T` and nothing more, unpacked if it is packed."""
+    if not isinstance(layer, nn.Linear | nn.Embedding | nn.QuantizedLinear | nn.QuantizedEmbedding) or "bias" in layer:
+        return None
+    weight = dense(layer)
+    return weight if weight.dtype == mx.float32 else None

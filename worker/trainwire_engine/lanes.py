@@ -1,48 +1,51 @@
-"""Several micro-batches at once on a CPU: each on a stream of its own with a BLAS of one thread.
+"""Several micro-batches at once on a CPU: each on a lane, a thread with a stream of its own and a BLAS of one thread.
 
 MLX's CPU backend runs a stream's operations one after another; only products use more cores, and only if their
 BLAS does. Two micro-batches on two streams keep two cores busy in everything, and no thread waits in a loop for
-another. An update too small to be worth a second stream runs on one; a single large micro-batch gets a BLAS with
+another. An update too small to be worth a second lane runs on one; a single large micro-batch gets a BLAS with
 all cores. On GPUs there is one lane.
+
+A lane is a thread because MLX makes the one that hands out work wait while about a hundred operations are open: one
+thread would hand a second stream its first operation when the first stream is nearly through.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-from typing import Any
-
-import mlx.core as mx
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
 
 from trainwire_engine import native
 from trainwire_engine.batches import MicroBatch, split
 from trainwire_engine.fastmath import on_cpu
+
+Result = TypeVar("Result")
 
 WORTH = 2**28
 """Weights times padded tokens from which a micro-batch is worth a lane: some ten milliseconds."""
 
 
 class Lanes:
-    """The streams of this process and which micro-batch goes where; the same for the same sizes."""
+    """How many lanes there are and which micro-batch goes where; the same for the same sizes."""
 
     def __init__(self, weights: int) -> None:
         self._weights = weights
-        self.streams = _streams(native.lanes()) if on_cpu() else [mx.default_stream(mx.default_device())]
+        self.count = native.lanes() if on_cpu() else 1
 
     def spread(self, micro_batches: Sequence[MicroBatch]) -> tuple[list[MicroBatch], list[int]]:
         """Cut micro-batches further if lanes would stay empty; returns them with the lane of each.
 
         Sets the threads of the BLAS: the cores that are left to each lane.
         """
-        if len(self.streams) == 1:
+        if self.count == 1:
             return list(micro_batches), [0] * len(micro_batches)
         batches = sorted(micro_batches, key=lambda batch: -batch.tokens.size)
         work = self._weights * sum(batch.tokens.size for batch in batches)
-        lanes = max(1, min(len(self.streams), work // WORTH))
+        lanes = max(1, min(self.count, work // WORTH))
         while len(batches) < lanes and batches[0].tokens.shape[0] > 1:
             batches = sorted([*split(batches[0], 2), *batches[1:]], key=lambda batch: -batch.tokens.size)
         used = min(lanes, len(batches))
-        native.use_threads(max(1, len(self.streams) // used) if lanes > 1 else 1)
+        native.use_threads(max(1, self.count // used) if lanes > 1 else 1)
         loads, lane_of = [0] * used, []
         for batch in batches:
             lane_of.append(loads.index(min(loads)))
@@ -59,6 +62,17 @@ def stay_on_one_lane(weights: int, tokens: int) -> None:
     native.use_threads(native.lanes() if weights * tokens // WORTH > 1 else 1)
 
 
-@functools.cache
-def _streams(count: int) -> list[Any]:
-    return [mx.default_stream(mx.cpu), *(mx.new_stream(mx.cpu) for _ in range(count - 1))]
+def together(work: Callable[[int], Result], lanes: int) -> list[Result]:
+    """Do the work of so many lanes at the same time, the first one in this thread; gives their results in order.
+
+    Raises the first lane's error, else another's, when all have ended.
+    """
+    others = [_threads.submit(work, lane) for lane in range(1, lanes)]
+    try:
+        first = work(0)
+    finally:
+        wait(others)
+    return [first, *(other.result() for other in others)]
+
+
+_threads = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="lane")

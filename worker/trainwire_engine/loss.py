@@ -15,7 +15,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from trainwire_engine.cpu_weights import dense
+from trainwire_engine.cpu_loss import blockwise_cross_entropy
+from trainwire_engine.cpu_weights import dense, plain_weight
 from trainwire_engine.cuda import kernels
 from trainwire_engine.fastmath import exp_below_zero, logsumexp, on_cpu
 from trainwire_engine.head import Head
@@ -177,14 +178,17 @@ def head_sums(
     _, _, targets, weights, *_ = batch
     if model.split is None:
         return cross_entropy(hidden, targets, weights, smoothing)
-    chunk = policy().chunk(model.vocab_size, hidden.shape[0])
-    project = head_projection(model.split)
     prefix = f"{model.split.prefix}."
     head = {
         name.removeprefix(prefix): _leaf(model.split.layer, name.removeprefix(prefix))
         for name in params
         if name.startswith(prefix)
     }
+    weight = plain_weight(model.split.layer) if on_cpu() and gradient and hidden.dtype == mx.float32 else None
+    if weight is not None:
+        return blockwise_cross_entropy(hidden, weight, targets, weights, smoothing=smoothing, trained=bool(head))
+    chunk = policy().chunk(model.vocab_size, hidden.shape[0])
+    project = head_projection(model.split)
     if gradient:
         return chunked_cross_entropy(project, hidden, head, targets, weights, chunk=chunk, smoothing=smoothing)
     loss, correct = mx.zeros(()), mx.zeros(())

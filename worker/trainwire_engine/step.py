@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from trainwire_engine.batches import MicroBatch
 from trainwire_engine.cuda import tensors, tracing
 from trainwire_engine.dropout import token_keys
 from trainwire_engine.fastmath import on_cpu
-from trainwire_engine.lanes import Lanes
+from trainwire_engine.lanes import Lanes, together
 from trainwire_engine.loss import micro_batch_sums
 from trainwire_engine.model import Arrays, Model
 from trainwire_engine.optimizer import Optimizer
@@ -60,6 +61,7 @@ class UpdateStep:
         self._met: set[tuple[int, ...]] = set()
         self.lanes = Lanes(model.total_parameters)
         self.meanwhile: Callable[[], None] = lambda: None
+        self._binding = threading.Lock()
         self._sums = compiled(self._trace_sums)
         # A dozen launches in all need no trace, and MLX compares the outputs of such launches pair by pair.
         together = optimizer.together(model.trainable)
@@ -101,17 +103,28 @@ class UpdateStep:
 
     def sums(self, micro_batches: Sequence[MicroBatch], step: int) -> Any:
         """Give ((loss sum, correct), gradient sums), lazy: the passes of an update, without the rest of it."""
-        by_lane: dict[int, Any] = {}
-        for batch, lane in zip(*self.lanes.spread(micro_batches)):
-            key = self.dropout_keys(batch, step)
-            with mx.stream(self.lanes.streams[lane]):
-                sums = self._sums(self.model.trainable, device_arrays(batch), key)
-                by_lane[lane] = _added(by_lane[lane], sums) if lane in by_lane else sums
-            del sums
-            # Without a start here, the passes of all micro-batches would be alive at once.
-            mx.async_eval(by_lane[lane])
-        self.meanwhile()
-        return functools.reduce(_added, by_lane.values())
+        batches, lane_of = self.lanes.spread(micro_batches)
+        lanes = max(lane_of) + 1
+
+        def passes(lane: int) -> Any:
+            total: Any = None
+            for batch in (batch for batch, of in zip(batches, lane_of) if of == lane):
+                key = self.dropout_keys(batch, step)
+                # The module holds one pass's weights at a time.
+                with self._binding:
+                    sums = self._sums(self.model.trainable, device_arrays(batch), key)
+                    total = _added(total, sums) if total is not None else sums
+                    del sums
+                # Without a start here, the passes of all micro-batches would be alive at once.
+                mx.async_eval(total)
+            if lane == 0:
+                self.meanwhile()
+            if lanes > 1:
+                # A stream belongs to its thread, and so does what has not been computed on it.
+                mx.eval(total)
+            return total
+
+        return functools.reduce(_added, together(passes, lanes))
 
     def dropout_keys(self, batch: MicroBatch, step: int) -> mx.array:
         """The keys of a micro-batch's tokens, from seed, update, row and place in the row; one key without dropout."""
