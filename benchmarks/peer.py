@@ -5,16 +5,19 @@
 Its own command line, model, data set, batches and loop. What is changed is what the comparison needs to be one: a
 callback prints what it is told; the batches come in the order of the file, so that both sides take the same rows in
 the same update; its loss leaves out the place behind the end of a padded row, which it would count as trained; with
-`--fine-tune-type full` every weight is trained, where its own command leaves embedding, head and last norm frozen; and,
-unless `stock`, it has the BLAS that trainwire would use, with so many threads.
+`--fine-tune-type full` every weight is trained, where its own command leaves embedding, head and last norm frozen;
+adapters begin with the numbers that trainwire draws; and, unless `stock`, it has the BLAS that trainwire would use, with so many threads.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from typing import Any
+
+DEFAULT_SEED = 0
 
 
 def main(arguments: list[str]) -> None:
@@ -37,16 +40,27 @@ def main(arguments: list[str]) -> None:
     def loss(model: Any, batch: mx.array, lengths: mx.array) -> Any:
         return default_loss(model, batch, lengths - mx.array([0, 1]))
 
-    def train_all(model: Any, **parts: Any) -> None:
+    def train_alike(model: Any, **parts: Any) -> None:
         if arguments[arguments.index("--fine-tune-type") + 1] == "full":
             model.unfreeze()
+        else:
+            draw_adapters(model, mx)
         train(model=model, loss=loss, **parts)
 
-    lora.train = train_all
+    lora.train = train_alike
     lora.get_reporting_callbacks = lambda *_, **__: Reporter()
     np.random.permutation = np.arange
     sys.argv = ["mlx_lm.lora", *arguments[1:]]
     lora.main()
+
+
+def draw_adapters(model: Any, mx: Any) -> None:
+    """Let adapters begin as trainwire's do, `adapters.attach` with its default seed."""
+    layers = dict(model.named_modules())
+    paths = sorted(path for path, layer in layers.items() if "lora_a" in layer)
+    for path, key in zip(paths, mx.random.split(mx.random.key(DEFAULT_SEED), len(paths))):
+        bound = 1 / math.sqrt(layers[path].lora_a.shape[0])
+        layers[path].lora_a = mx.random.uniform(-bound, bound, layers[path].lora_a.shape, key=key)
 
 
 if __name__ == "__main__":

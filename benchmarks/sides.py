@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 class Training:
     """Times are seconds after the spawn, tokens are trained ones, one entry for each update.
 
-    `peak_bytes` is MLX's own peak, `resident_bytes` the largest resident size of any of the processes.
+    `peak_bytes` is MLX's own peak, `resident_bytes` the largest resident size of any of the processes,
+    `worker_seconds` the processor time of trainwire's worker since the first update where /proc tells it, `profile`
+    what `--profile` found.
     """
 
     times: list[float] = field(default_factory=list)
@@ -32,6 +35,8 @@ class Training:
     peak_bytes: float = 0.0
     resident_bytes: float = 0.0
     blas: str = ""
+    worker_seconds: float = 0.0
+    profile: dict[str, Any] = field(default_factory=dict)
 
     def rate(self, updates: int) -> float:
         """Trained tokens per second from the end of the first update to the end of the given one."""
@@ -49,8 +54,8 @@ def environment() -> dict[str, str]:
     }
 
 
-def trainwire(model: Path, rows: Path, folder: Path, method: str, updates: int, *words: str) -> Training:
-    """Train with `trainwire run`: every token of the rows in the file's order, no clipping, no checkpoint between."""
+def write_config(model: Path, rows: Path, folder: Path, method: str, updates: int) -> Path:
+    """Write trainwire's config: every token of the rows in the file's order, no clipping, no checkpoint between."""
     values = {
         "model": str(model), "data": str(rows / "train.jsonl"), "run_dir": str(folder / "run"), "method": method,
         "cache_dir": str(folder / "cache"), "train_on": "all", "shuffle": False, "batch_size": BATCH,
@@ -58,25 +63,58 @@ def trainwire(model: Path, rows: Path, folder: Path, method: str, updates: int, 
         "max_grad_norm": 0.0, "save_every": 0, "eval_every": 0,
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder / "run", ignore_errors=True)
     config = folder / "config.toml"
     config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+    return config
+
+
+def trainwire(model: Path, rows: Path, folder: Path, method: str, updates: int, *words: str) -> Training:
+    """Train with `trainwire run`; `words` are more of its options."""
+    config = write_config(model, rows, folder, method, updates)
+    shutil.rmtree(folder / "run", ignore_errors=True)
     training = Training()
+    worker = 0
+    before = 0.0
 
     def take(line: str, began: float) -> None:
+        nonlocal worker, before
         event = json.loads(line)
         if event["type"] == "step":
+            before = before or _processor_seconds(worker)
             training.times.append(event["ts"] / 1000 - began)
             training.tokens.append(event["trained_tokens"] - sum(training.tokens))
             training.losses.append(event["loss"])
             training.peak_bytes = max(training.peak_bytes, event["peak_bytes"])
         elif event["type"] == "init":
             training.blas = event.get("blas") or ""
+        elif event["type"] == "hello":
+            worker = event["pid"]
+        elif event["type"] == "log" and event["code"] == "profile":
+            training.profile = event["details"]
+        elif event["type"] == "complete":
+            training.worker_seconds = _processor_seconds(worker) - before
         elif event["type"] == "error":
             raise RuntimeError(event["message"])
 
     command = [sys.executable, "-m", "trainwire_worker", "run", str(config), "--progress", "off", *words]
     training.resident_bytes = _follow(command, take)
+    return training
+
+
+def alone(model: Path, rows: Path, folder: Path, method: str, updates: int, *words: str, **variables: str) -> Training:
+    """Train with the engine's parts alone, `python -m benchmarks.alone`, with more environment variables."""
+    config = write_config(model, rows, folder, method, updates)
+    training = Training()
+
+    def take(line: str, began: float) -> None:
+        told = json.loads(line)
+        training.times.append(told["time"] - began)
+        training.tokens.append(told["tokens"])
+        training.losses.append(told["loss"])
+        training.peak_bytes = told["peak"]
+
+    command = [sys.executable, "-m", "benchmarks.alone", str(config), *words]
+    training.resident_bytes = _follow(command, take, variables=variables)
     return training
 
 
@@ -114,12 +152,28 @@ def mlx_lm(
     return training
 
 
-def _follow(command: list[str], take: Any, limit: float | None = None) -> float:
+def _processor_seconds(process: int) -> float:
+    """Processor time of a process so far, without its children; 0 where /proc does not tell."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _follow(
+    command: list[str], take: Any, limit: float | None = None, variables: Mapping[str, str] | None = None
+) -> float:
     """Run a command, give its lines of output with the time of its spawn; returns the peak resident bytes."""
     with tempfile.TemporaryFile("w+") as errors:
         began = time.time()
         with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment()
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**environment(), **(variables or {})},
         ) as process:
             assert process.stdout is not None
             ended = False

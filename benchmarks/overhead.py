@@ -1,0 +1,63 @@
+"""What trainwire adds to its engine: the loop outside MLX, and the worker with its wire.
+
+    python -m benchmarks.overhead [--model 512-words] [--updates 60] [--rounds 3] [--folder FOLDER]
+
+The same updates, in turn (A B A B): by the engine's parts alone (`benchmarks.alone`), and by `trainwire run` with its
+worker, its log and its lines on stdout. Then one run with `--profile`, which tells the share of an update that passes
+outside MLX. Goals: at most 1 % and at most 2 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.inputs import make_model, make_rows
+from benchmarks.sides import BATCH, Training, alone, trainwire
+
+
+def main() -> None:
+    """Measure both and print one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="512-words")
+    parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="where model and rows are made, and found again")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="trainwire-bench-") as temporary:
+        print(json.dumps(measure(chosen.model, chosen.updates, chosen.rounds, chosen.folder or Path(temporary))))
+
+
+def measure(name: str, updates: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """Give the rates of both, what the worker costs, and the loop's share outside MLX."""
+    model = make_model(name, folder)
+    rows = make_rows(folder / "rows-overhead", BATCH * updates, 200)
+    place = folder / f"overhead-{name}"
+    trainwire(model, rows, place, "lora", 2)
+    bare: list[Training] = []
+    whole: list[Training] = []
+    for _ in range(rounds):
+        bare.append(alone(model, rows, place, "lora", updates))
+        whole.append(trainwire(model, rows, place, "lora", updates))
+    profiled = trainwire(model, rows, place, "lora", 22, "--profile", "20")
+    parts = {key: ms for key, ms in profiled.profile.items() if key.endswith("_ms")}
+    rates = {"alone": [run.rate(updates) for run in bare], "worker": [run.rate(updates) for run in whole]}
+    return {
+        "model": name,
+        "updates": updates,
+        "tokens_per_second": {side: statistics.median(found) for side, found in rates.items()},
+        "worker_and_wire": 1 - statistics.median(rates["worker"]) / statistics.median(rates["alone"]),
+        "worker_processor_share": statistics.median(
+            run.worker_seconds / (run.times[-1] - run.times[0]) for run in whole
+        ),
+        "profile_ms": parts,
+        "outside_mlx": parts["outside_ms"] / sum(parts.values()),
+    }
+
+
+if __name__ == "__main__":
+    main()
