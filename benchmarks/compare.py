@@ -33,10 +33,10 @@ class Case:
 
 
 CASES = {
-    "512-words-lora": Case("512-words", "lora", (40, 12, 8), 200, 4, 4, short=True),
-    "512-words-full": Case("512-words", "full", (40, 12, 8), 200, 4, 4, short=True),
-    "tiny-lora": Case("tiny", "lora", (16, 8, 3), 400, 3, 15, short=True),
-    "tiny-full": Case("tiny", "full", (16, 8, 3), 400, 3, 15, short=True),
+    "512-words-lora": Case("512-words", "lora", (40, 12, 6), 200, 4, 4, short=True),
+    "512-words-full": Case("512-words", "full", (40, 12, 6), 200, 4, 4, short=True),
+    "tiny-lora": Case("tiny", "lora", (16, 6, 2), 400, 3, 15, short=True),
+    "tiny-full": Case("tiny", "full", (16, 6, 2), 400, 3, 15, short=True),
     "50M-lora": Case("50M", "lora", (8, 4, 2), 120, 3, 15, stock_once=True),
     "50M-full": Case("50M", "full", (8, 4, 2), 120, 3, 15, stock_once=True),
     "smollm2-lora": Case("smollm2", "lora", (6, 3, 2), 120, 2, 15, stock_once=True),

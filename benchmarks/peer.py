@@ -6,7 +6,8 @@ Its own command line, model, data set, batches and loop. What is changed is what
 callback prints what it is told; the batches come in the order of the file, so that both sides take the same rows in
 the same update; its loss leaves out the place behind the end of a padded row, which it would count as trained; with
 `--fine-tune-type full` every weight is trained, where its own command leaves embedding, head and last norm frozen;
-adapters begin with the numbers that trainwire draws; and, unless `stock`, it has the BLAS that trainwire would use, with so many threads.
+adapters begin with the numbers that trainwire draws; and, unless `stock`, it has the BLAS that trainwire would use,
+with so many threads.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import time
 from typing import Any
 
-DEFAULT_SEED = 0
+from benchmarks.sides import SEED
 
 
 def main(arguments: list[str]) -> None:
@@ -55,10 +56,10 @@ def main(arguments: list[str]) -> None:
 
 
 def draw_adapters(model: Any, mx: Any) -> None:
-    """Let adapters begin as trainwire's do, `adapters.attach` with its default seed."""
+    """Let adapters begin as trainwire's do, as `adapters.attach` draws them."""
     layers = dict(model.named_modules())
     paths = sorted(path for path, layer in layers.items() if "lora_a" in layer)
-    for path, key in zip(paths, mx.random.split(mx.random.key(DEFAULT_SEED), len(paths))):
+    for path, key in zip(paths, mx.random.split(mx.random.key(SEED), len(paths))):
         bound = 1 / math.sqrt(layers[path].lora_a.shape[0])
         layers[path].lora_a = mx.random.uniform(-bound, bound, layers[path].lora_a.shape, key=key)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 BATCH = 8
 LEARNING_RATE = 1e-3
+SEED = 42
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -58,7 +59,7 @@ def write_config(model: Path, rows: Path, folder: Path, method: str, updates: in
     """Write trainwire's config: every token of the rows in the file's order, no clipping, no checkpoint between."""
     values = {
         "model": str(model), "data": str(rows / "train.jsonl"), "run_dir": str(folder / "run"), "method": method,
-        "cache_dir": str(folder / "cache"), "train_on": "all", "shuffle": False, "batch_size": BATCH,
+        "cache_dir": str(folder / "cache"), "train_on": "all", "shuffle": False, "seed": SEED, "batch_size": BATCH,
         "max_steps": updates, "learning_rate": LEARNING_RATE, "schedule": "constant", "warmup_steps": 0,
         "max_grad_norm": 0.0, "save_every": 0, "eval_every": 0,
     }  # fmt: skip
