@@ -72,7 +72,7 @@ record: setup
 bench: setup
 	PYTHONSAFEPATH= $(BIN)/python -m benchmarks --short --record
 
-bench-full: setup
+bench-full: $(VENV)/.demo
 	PYTHONSAFEPATH= $(BIN)/python -m benchmarks --record
 
 soak: setup

@@ -21,8 +21,11 @@ from trainwire_engine.fastmath import on_cpu
 
 Result = TypeVar("Result")
 
-WORTH = 2**28
+WORTH = 2**25
 """Weights times padded tokens from which a micro-batch is worth a lane: some ten milliseconds."""
+
+THREADS = 2**28
+"""Weights times padded tokens from which the products of a pass are worth several threads of the BLAS."""
 
 
 class Lanes:
@@ -45,7 +48,7 @@ class Lanes:
         while len(batches) < lanes and batches[0].tokens.shape[0] > 1:
             batches = sorted([*split(batches[0], 2), *batches[1:]], key=lambda batch: -batch.tokens.size)
         used = min(lanes, len(batches))
-        native.use_threads(max(1, self.count // used) if lanes > 1 else 1)
+        native.use_threads(max(1, self.count // used) if work // THREADS > 1 else 1)
         loads, lane_of = [0] * used, []
         for batch in batches:
             lane_of.append(loads.index(min(loads)))
@@ -59,7 +62,7 @@ def stay_on_one_lane(weights: int, tokens: int) -> None:
     Left as the update before had set them, an evaluation's last bits would depend on whether one was made since
     the process began.
     """
-    native.use_threads(native.lanes() if weights * tokens // WORTH > 1 else 1)
+    native.use_threads(native.lanes() if weights * tokens // THREADS > 1 else 1)
 
 
 def together(work: Callable[[int], Result], lanes: int) -> list[Result]:

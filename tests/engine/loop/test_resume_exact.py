@@ -157,7 +157,7 @@ def test_an_evaluation_and_a_generation_do_not_depend_on_the_threads_of_the_upda
 ) -> None:
     threads: list[int] = []
     seen: dict[str, set[int]] = {"eval": set(), "generate": set()}
-    monkeypatch.setattr(lanes, "WORTH", size)
+    monkeypatch.setattr(lanes, "THREADS", size)
     monkeypatch.setattr(native, "cores", lambda: 4)
     monkeypatch.setattr(native, "use_threads", threads.append)
 
