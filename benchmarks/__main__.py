@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="the small models alone, a few minutes")
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), metavar="NAME", help=", ".join(CASES))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--peer-threads", type=int, help="BLAS threads of the peer; else it gets what suits it best")
     parser.add_argument("--record", action="store_true", help="keep the results and write them into README.md")
     parser.add_argument("--folder", type=Path, help="where models and rows are made, and found again")
     chosen = parser.parse_args()
@@ -35,7 +36,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="trainwire-bench-") as temporary:
         for name in names:
             load = os.getloadavg()[0]
-            result = compare(CASES[name], chosen.folder or Path(temporary), chosen.rounds)
+            result = compare(CASES[name], chosen.folder or Path(temporary), chosen.rounds, chosen.peer_threads)
             results[name] = {**result, **machine(), "load": round(load, 1)}
             print(line_of(name, results[name]), flush=True)
             if chosen.record:

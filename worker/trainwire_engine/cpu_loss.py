@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from trainwire_engine.fastmath import LOG2_E, exp2, row_sums
 
-ROWS, WORDS = 512, 512
+ROWS, WORDS = 256, 1024
 """Positions and words of a block of logits, a megabyte: larger ones leave the cache, smaller ones are many."""
 
 KEPT = 2**26
