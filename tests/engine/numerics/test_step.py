@@ -328,9 +328,11 @@ def test_bfloat16_models_learn_with_float32_masters(
     assert {value.dtype for value in (*model.trainable.values(),)} == {mx.float32}
 
 
+@pytest.mark.parametrize("worth", [1, 2**60], ids=["lanes", "one lane"])
 def test_memory_does_not_grow_with_the_number_of_micro_batches(
-    config: Callable[..., Config], tiny: Callable[..., Path]
+    config: Callable[..., Config], tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, worth: int
 ) -> None:
+    monkeypatch.setattr(engine_lanes, "WORTH", worth)
     rows = RandomRows(32, shortest=60, longest=64)
 
     def peak(count: int) -> int:
