@@ -1,18 +1,21 @@
 """Compares the data path with mlx-lm's own on the same rows: tokenizing with masks, and a start with a warm cache.
 
 python benchmarks/data.py [--rows 100000] [--tokenizer FOLDER] [--rounds 2]
+python benchmarks/data.py --scale 1000 10000 100000 1000000 [--output scale.json]
 
 Both sides run in turn (A B A B), each run in a process of its own; medians and their ratio are printed. mlx-lm masks
 the prompt before the last turn, so trainwire trains the last turn here; a sample of rows is compared token by token.
 `--tokenizer` is a model folder with tokenizer.json and chat template; without it one is made. `--scale` measures time
-and peak memory of all processes for rows of that number, without the peer.
+and peak memory of all processes together for each number of rows, without the peer. Linux only.
 """
 
 import argparse
 import json
+import os
 import random
 import re
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -124,21 +127,20 @@ def same_training(ours: list[Any], theirs: list[Any]) -> str:
 
 
 def peak_of_all(process: subprocess.Popen[bytes]) -> float:
-    """The largest sum of resident memory of a process and its children, in MiB, while it lives (Linux)."""
-    peak = 0
-    page = resource.getpagesize()
+    """The largest memory of a process and its children together while it lives, in MiB; each page counts once."""
+    peak = 0.0
     while process.poll() is None:
-        total = 0
-        for pid in [process.pid, *_children(process.pid)]:
-            try:
-                fields = Path(f"/proc/{pid}/statm").read_text().split()
-                # Mapped files are the page cache's: they make room when memory is needed.
-                total += (int(fields[1]) - int(fields[2])) * page
-            except OSError:
-                continue
-        peak = max(peak, total)
+        peak = max(peak, sum(map(_memory, [process.pid, *_children(process.pid)])))
         time.sleep(0.1)
-    return peak / 2**20
+    return peak
+
+
+def _memory(pid: int) -> float:
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0.0
+    return int(rollup.split("\nPss:")[1].split()[0]) / 1024
 
 
 def _children(pid: int) -> list[int]:
@@ -179,31 +181,44 @@ def compare(folder: Path, tokenizer: Path, rows: int, rounds: int) -> dict[str, 
 
 
 def scale(folder: Path, tokenizer: Path, rows: int) -> dict[str, Any]:
-    """Tokenize many rows: seconds, rows per second, and the peak memory of all processes together."""
-    data = folder / "rows.jsonl"
+    """Tokenize many rows and start again: seconds, cores used, and the peak memory of all processes together."""
+    data, load = folder / f"{rows}.jsonl", os.getloadavg()[0]
     write_rows(data, rows)
-    arguments = ["--side", "ours", "--cache", str(folder / "cache"), "--data", str(data), "--tokenizer", str(tokenizer)]
-    clock = time.perf_counter()
-    with subprocess.Popen([sys.executable, __file__, *arguments], stdout=subprocess.DEVNULL) as process:
-        peak = peak_of_all(process)
+    cache = folder / f"cache-{rows}"
+    arguments = ["--side", "ours", "--cache", str(cache), "--data", str(data), "--tokenizer", str(tokenizer)]
+    before, clock = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    with (folder / "said").open("w+b") as said:
+        with subprocess.Popen([sys.executable, __file__, *arguments], stdout=said) as process:
+            peak = peak_of_all(process)
+        said.seek(0)
+        used = json.load(said)["rows"]
     seconds = time.perf_counter() - clock
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     warm = one(arguments)
-    return {
+    found = {
         "rows": rows,
-        "mib_of_rows": round(data.stat().st_size / 2**20),
-        "seconds": round(seconds, 1),
+        "rows_used": used,
+        "mib_of_rows": round(data.stat().st_size / 2**20, 1),
+        "seconds_to_first_rows": round(seconds, 2),
         "rows_per_second": round(rows / seconds),
+        "cores_used": round((after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / seconds, 2),
         "peak_mib_of_all_processes": round(peak),
         "seconds_of_a_warm_start": round(warm["wall"], 2),
+        "cpu_seconds_of_a_warm_start": round(warm["cpu"], 2),
+        "load": round(load, 1),
     }
+    data.unlink()
+    shutil.rmtree(cache)
+    return found
 
 
 def main() -> None:
-    """Print one JSON object."""
+    """Print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--scale", type=int, help="measure this many rows without the peer")
+    parser.add_argument("--scale", type=int, nargs="+", metavar="ROWS", help="numbers of rows, without the peer")
+    parser.add_argument("--output", type=Path, help="a file for what is printed")
     parser.add_argument("--tokenizer", type=Path)
     for hidden in ("--side", "--data", "--cache", "--count"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -218,11 +233,14 @@ def main() -> None:
         folder = Path(name)
         tokenizer = given.tokenizer or make_tokenizer(folder / "tokenizer")
         found = (
-            scale(folder, tokenizer, given.scale)
+            [scale(folder, tokenizer, rows) for rows in given.scale]
             if given.scale
             else compare(folder, tokenizer, given.rows, given.rounds)
         )
-    print(json.dumps(found, indent=2))
+    text = json.dumps(found, indent=2)
+    print(text)
+    if given.output:
+        given.output.write_text(text + "\n")
 
 
 if __name__ == "__main__":
