@@ -180,6 +180,12 @@ class Tokenizer:
         """The texts of all added tokens: what no turn boundary may cut through."""
         return tuple(token.content for token in self.backend.get_added_tokens_decoder().values())
 
+    @cached_property
+    def stops(self) -> tuple[str, ...]:
+        """The texts of the added tokens that end a generation."""
+        added = self.backend.get_added_tokens_decoder()
+        return tuple(added[index].content for index in sorted(self.eos_ids) if index in added)
+
     def _id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self.backend.token_to_id(text)

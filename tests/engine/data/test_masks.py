@@ -516,6 +516,63 @@ PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif
             None,
             id="the last content again at the end",
         ),
+        *(
+            pytest.param(
+                "{% for m in messages %}" + HEADED + " + '<|im_end|>' }}{% endfor %}Sum: {{ " + echo + " }}" + PROMPT,
+                None,
+                id=f"the last content again, {echo}",
+            )
+            for echo in (
+                "messages[-1].content | upper",
+                "messages[-1].content | replace('u', 'o')",
+                "(messages[-1].content ~ '!') | upper",
+                "messages[-1].content.split('o')[0]",
+                "messages[-1].content[:2]",
+                "messages | map(attribute='content') | join | upper",
+            )
+        ),
+        pytest.param(
+            "{% for m in messages %}"
+            + HEADED
+            + " + '<|im_end|>' }}{% endfor %}Sum: {{ messages[-1].content | length }}"
+            + PROMPT,
+            "<|im_start|>user\none<|im_end|><|im_start|>assistant\n⟦two<|im_end|>⟧"
+            "<|im_start|>user\nthree<|im_end|><|im_start|>assistant\n⟦four<|im_end|>⟧Sum: 4",
+            id="the length of the last content at the end",
+        ),
+        pytest.param(
+            "{% for m in messages %}" + HEADED + " + '<|im_end|>\\n--\\n' }}{% endfor %}" + PROMPT,
+            "<|im_start|>user\none<|im_end|>\n--\n<|im_start|>assistant\n⟦two<|im_end|>⟧\n--\n"
+            "<|im_start|>user\nthree<|im_end|>\n--\n<|im_start|>assistant\n⟦four<|im_end|>⟧\n--\n",
+            id="text behind the end mark",
+        ),
+        pytest.param(
+            "{% for m in messages %}"
+            + HEADED.replace("m.role", "('seer' if 'w' in m.content else m.role)")
+            + " + '<|im_end|>' }}{% endfor %}"
+            + PROMPT,
+            "<|im_start|>user\none<|im_end|><|im_start|>seer\n⟦two<|im_end|>⟧"
+            "<|im_start|>user\nthree<|im_end|><|im_start|>assistant\n⟦four<|im_end|>⟧",
+            id="a role that the content renames",
+        ),
+        pytest.param(
+            "{% for m in messages %}"
+            + HEADED.replace("+ m.content", "}}{{ m.content | e }}{{ ''")
+            + " + '<|im_end|>' }}{% endfor %}"
+            + PROMPT,
+            "<|im_start|>user\none<|im_end|><|im_start|>assistant\n⟦two<|im_end|>⟧"
+            "<|im_start|>user\nthree<|im_end|><|im_start|>assistant\n⟦four<|im_end|>⟧",
+            id="escaped contents",
+        ),
+        pytest.param(
+            "{% for m in messages %}"
+            + HEADED.replace("m.content", "m.content[:1] + '|' + m.content[1:]")
+            + " + '<|im_end|>' }}{% endfor %}"
+            + PROMPT,
+            "<|im_start|>user\no|ne<|im_end|><|im_start|>assistant\n⟦t|wo<|im_end|>⟧"
+            "<|im_start|>user\nt|hree<|im_end|><|im_start|>assistant\n⟦f|our<|im_end|>⟧",
+            id="contents in two slices",
+        ),
     ],
 )
 def test_nasty_templates(tmp_path: Path, template: str, expected: str | None) -> None:

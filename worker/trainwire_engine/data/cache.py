@@ -21,7 +21,7 @@ _NOTES = "files"
 _SETTLED_NS = 2 * 10**9
 _UNUSED_SECONDS = 60 * 24 * 3600
 
-VERSION = 3
+VERSION = 4
 """Raise it with every change that makes other tokens of the same rows, or stores them otherwise."""
 
 

@@ -25,12 +25,12 @@ Key = tuple[Any, ...]
 class Conversations:
     """Renders conversations under one template, and says where the turns to be trained stand in the text.
 
-    `marks` are the texts of the tokenizer's added tokens.
+    `marks` are the texts of the tokenizer's added tokens, `stops` those of them that end a generation.
     """
 
-    def __init__(self, template: ChatTemplate, marks: Sequence[str]) -> None:
+    def __init__(self, template: ChatTemplate, marks: Sequence[str], stops: Sequence[str] = ()) -> None:
         self._template = template
-        self._finder = TurnFinder(template, marks)
+        self._finder = TurnFinder(template, marks, stops)
         self._kept: dict[Key, list[Recording]] = {}
         self._constant = template.source + repr(template.variables)
         try:
@@ -124,7 +124,8 @@ class Conversations:
         whole = render(len(messages), False)
         if "".join(whole.literals) != text:
             return None
-        contents = Contents(owners, kinds, range(len(owners)), behind=True)
+        numbers = range(len(owners))
+        contents = Contents(owners, kinds, numbers, [frozenset([(n, ())]) for n in numbers], behind=True)
         found = self._finder.find(whole, render, len(messages), turns, contents)
         replayed = Recording(whole, [found[turn] for turn in sorted(found)], []).replay([""] * len(owners))
         return None if replayed is None else replayed[1]

@@ -20,7 +20,7 @@ class Endings:
 
     def __init__(self, tokenizer: Tokenizer, form: MessageForm, conversations: Conversations) -> None:
         self._marks = sorted(tokenizer.marks, key=len, reverse=True)
-        self._stops = {tokenizer.backend.id_to_token(index) for index in tokenizer.eos_ids}
+        self._stops = set(tokenizer.stops)
         self._form = form
         self._conversations = conversations
 

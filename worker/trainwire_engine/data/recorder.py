@@ -28,6 +28,10 @@ Step = tuple[str, str, tuple[Any, ...], Any]
 """A text with signs, a method of it, the arguments; and the answer, or a Pick for a new sign."""
 
 
+Origin = tuple[int, tuple[tuple[str, str, tuple[Any, ...], int], ...]]
+"""A content, and which entries of which lists that it was cut into."""
+
+
 class Pick:
     """The result is a new content: all of it, or one entry of a list."""
 
@@ -39,7 +43,7 @@ class Recorder:
     """Knows what each sign stands for, and keeps every question in `steps`, in order.
 
     `owners` and `kinds` say for each sign whose message it is from (None: from several) and what it was there;
-    `roots` say which content it comes from.
+    `roots` say which content it comes from, and `origins` which parts of which contents.
     """
 
     def __init__(self, contents: Sequence[str], owners: Sequence[int], kinds: Sequence[str]) -> None:
@@ -47,6 +51,7 @@ class Recorder:
         self.owners: list[int | None] = list(owners)
         self.kinds = list(kinds)
         self.roots = list(range(len(contents)))
+        self.origins: list[frozenset[Origin]] = [frozenset([(number, ())]) for number in self.roots]
         self.steps: list[Step] = []
         self._asked: dict[Any, Any] = {}
 
@@ -83,7 +88,18 @@ class Recorder:
         single = SIGN.fullmatch(text)
         self.kinds.append(self.kinds[numbers[0]] if single else "mixed")
         self.roots.append(self.roots[numbers[0]] if single else len(self.values) - 1)
+        part = () if entry is None else ((text, name, args, entry),)
+        self.origins.append(frozenset((root, path + part) for n in numbers for root, path in self.origins[n]))
         return sign_text(len(self.values) - 1)
+
+
+def overlap(one: frozenset[Origin], other: frozenset[Origin]) -> bool:
+    """Whether two texts may hold the same part of a content: they do not if both are other entries of one list."""
+    return any(
+        root == its and not any(a[:-1] == b[:-1] and a[-1] != b[-1] for a, b in zip(path, its_path))
+        for root, path in one
+        for its, its_path in other
+    )
 
 
 def value_of(text: str, values: Sequence[str]) -> str:

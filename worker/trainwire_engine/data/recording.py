@@ -76,7 +76,7 @@ def record(
     try:
         with tracking():
             whole, blocks = _without_brackets(render(len(messages), False))
-        contents = Contents(recorder.owners, recorder.kinds, recorder.roots)
+        contents = Contents(recorder.owners, recorder.kinds, recorder.roots, recorder.origins)
         if blocks:
             places = choose_blocks(blocks, messages, turns)
         else:

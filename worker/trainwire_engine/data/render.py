@@ -109,7 +109,7 @@ class Renderer:
         template, form = self.tokenizer.template_for(chat.tools)
         kit = self._templates.get(id(template))
         if kit is None:
-            conversations = Conversations(template, self.tokenizer.marks)
+            conversations = Conversations(template, self.tokenizer.marks, self.tokenizer.stops)
             kit = _Templated(template, form, conversations, Endings(self.tokenizer, form, conversations))
             self._templates[id(template)] = kit
         return kit

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from trainwire_engine.data.recorder import Origin, overlap
 from trainwire_engine.data.words import any_of
 from trainwire_engine.template import ChatTemplate, Message, TemplateFailed
 
@@ -41,14 +42,16 @@ SignedRender = Callable[[int, bool], Signed]
 
 @dataclass(frozen=True)
 class Contents:
-    """What is known of each sign: its message (None: several), what it is there, and the content it comes from.
+    """What is known of each sign: its message (None: several), what it is there, and what it was made of.
 
-    With `behind`, signs stand behind the contents, else in their place.
+    `roots` are the contents that signs come from, `origins` the parts of them. With `behind`, signs stand behind the
+    contents, else in their place.
     """
 
     owners: Sequence[int | None]
     kinds: Sequence[str]
     roots: Sequence[int]
+    origins: Sequence[frozenset[Origin]]
     behind: bool = False
 
 
@@ -57,16 +60,21 @@ class TurnFinder:
 
     What the beginning of a conversation with a generation prompt shares with the whole one says where a turn
     begins, and what the beginning up to the turn shares with it says where the turn ends. `marks` are the texts of
-    the tokenizer's added tokens: no turn begins or ends inside one.
+    the tokenizer's added tokens: no turn begins or ends inside one. `stops` are those that end a generation: a turn
+    goes on behind none.
     """
 
-    def __init__(self, template: ChatTemplate, marks: Sequence[str]) -> None:
+    def __init__(self, template: ChatTemplate, marks: Sequence[str], stops: Sequence[str] = ()) -> None:
         marks = [mark for mark in marks if mark.strip()]
+        self._stops = re.compile(any_of(stops) if stops else "(?!)")
         self._marks = re.compile(any_of(marks) if marks else "(?!)")
         self._longest = max(map(len, marks), default=1)
         self._header = _generation_prompt(template)
         opening = self._marks.match(self._header)
         self._opening = opening[0] if opening else ""
+        # The role stands in the header up to the next mark, or to the end of the line.
+        rest = self._header[len(self._opening) :]
+        self._role_end = len(self._opening) + len(self._marks.split(rest, maxsplit=1)[0].split("\n")[0])
 
     def find(
         self, whole: Signed, render: SignedRender, messages: int, turns: Sequence[int], contents: Contents
@@ -108,7 +116,7 @@ class TurnFinder:
             return length
         # Only a part is shared: a header without what the prompt adds to it. It ends with a mark or a line.
         length = self._boundary(literal, length)
-        return length if length > self._shared(plain.literals[-1], literal) else None
+        return length if length >= self._shared(plain.literals[-1], literal) + self._role_end else None
 
     def _begin_by_header(self, literal: str) -> int | None:
         if not self._header or literal.count(self._header) != 1:
@@ -132,6 +140,8 @@ class TurnFinder:
                 length = mark.end()
             else:
                 raise TurnNotFound("no end mark is found after the turn")
+        if stop := self._stops.search(literal, 0, length):
+            return stop.end()
         marks = list(self._marks.finditer(literal, 0, length))
         if marks and not literal[marks[-1].end() : length].strip():
             return marks[-1].end()
@@ -168,10 +178,11 @@ class TurnFinder:
 
 
 def _check_once(signed: Signed, turn: int, contents: Contents) -> None:
-    """Refuse a turn of which a content stands twice in the text: which one the model writes is not known."""
-    own = [sign for sign in signed.signs if contents.owners[sign] == turn]
-    if len(set(own)) != len(own):
-        raise TurnNotFound("the template writes the turn twice")
+    """Refuse a turn of which a part stands twice in the text: which one the model writes is not known."""
+    origins = [contents.origins[sign] for sign in signed.signs]
+    for at, sign in enumerate(signed.signs):
+        if contents.owners[sign] == turn and any(overlap(origins[at], o) for i, o in enumerate(origins) if i != at):
+            raise TurnNotFound("the template writes a part of the turn twice")
 
 
 _Block = TypeVar("_Block")
