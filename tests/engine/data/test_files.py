@@ -257,6 +257,37 @@ def test_a_folder_gives_training_and_validation_data_also_in_shards(tmp_path: Pa
     assert not notices
 
 
+def test_shards_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for number in (10, 2, 1):
+        write_rows(tmp_path / f"train-{number}.jsonl", [ROW])
+    dataset = load(tmp_path, tmp_path, tokenizer_with(CHATML))
+    assert [Path(dataset.location(i)).name for i in range(3)] == [f"train-{n}.jsonl:1" for n in (1, 2, 10)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train-0-of-3", "train-2-of-3"],
+        ["train-0-of-2", "train-00001-of-00002", "train-1-of-2"],
+        ["train-0-of-1", "train-0-of-2", "train-1-of-2"],
+        ["train", "train-0-of-1"],
+    ],
+)
+def test_a_set_of_shards_that_is_not_whole_is_refused(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        write_rows(tmp_path / f"{name}.jsonl", [ROW])
+    with pytest.raises(DatasetInvalid, match="not one whole set: " + ", ".join(f"{name}.jsonl" for name in names)):
+        load(tmp_path, tmp_path, tokenizer_with(CHATML))
+    load(tmp_path, tmp_path / f"{names[0]}.jsonl", tokenizer_with(CHATML))
+
+
+def test_a_pattern_of_names_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.jsonl", [ROW])
+    with pytest.raises(DatasetInvalid, match="There is no data file") as caught:
+        load(tmp_path, tmp_path / "*.jsonl", tokenizer_with(CHATML))
+    assert "Patterns are not expanded" in str(caught.value.hint)
+
+
 def test_missing_or_empty_validation_data_turns_evaluation_off_with_one_notice(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.jsonl", [ROW])
     (tmp_path / "valid.jsonl").write_text("")

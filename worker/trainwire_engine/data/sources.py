@@ -20,7 +20,7 @@ Place = Path | HubRows
 SUFFIXES = (".jsonl.gz", ".json.gz", ".jsonl", ".json", ".parquet")
 
 _NAMES: dict[Split, tuple[str, ...]] = {"train": ("train",), "valid": ("valid", "validation")}
-_SHARD = r"(-\d+(-of-\d+)?)?"
+_SHARD = r"(?:-(\d+)(?:-of-(\d+))?)?"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -86,7 +86,10 @@ def _found(entry: str, split: Split) -> list[Place]:
 def _in_folder(folder: Path, split: Split) -> list[Path]:
     for name in _NAMES[split]:
         pattern = re.compile(re.escape(name) + _SHARD)
-        files = [f for f in sorted(folder.iterdir()) if (stem := _stem(f)) is not None and pattern.fullmatch(stem)]
+        found = [(f, match) for f in folder.iterdir() if (match := pattern.fullmatch(_stem(f) or ""))]
+        # By number, also where the numbers are not written equally long.
+        found.sort(key=lambda item: (int(item[1][1] or -1), item[0].name))
+        files = [file for file, _ in found]
         if len({f.name.removeprefix(_stem(f) or "") for f in files}) > 1:
             raise DatasetInvalid(
                 f"{folder} has several files for {split}: {', '.join(f.name for f in files)}.",
@@ -94,8 +97,25 @@ def _in_folder(folder: Path, split: Split) -> list[Path]:
                 path=str(folder),
             )
         if files:
+            _check_shards(folder, files, [(match[1], match[2]) for _, match in found])
             return [_checked(file) for file in files]
     return []
+
+
+def _check_shards(folder: Path, files: Sequence[Path], shards: Sequence[tuple[str | None, str | None]]) -> None:
+    """Refuse shards that say how many they are, and of which one is missing, is there twice, or says another number."""
+    totals = {total for _, total in shards}
+    if totals == {None}:
+        return
+    total = max(int(total or 0) for total in totals)
+    numbers = [int(number or -1) for number, _ in shards]
+    if len(totals) > 1 or numbers not in ([*range(total)], [*range(1, total + 1)]):
+        names = ", ".join(file.name for file in files[:20])
+        raise DatasetInvalid(
+            f"The shards in {folder} are not one whole set: {names}.",
+            hint="Copy the missing ones, keep one set of shards, or list the files in the config.",
+            path=str(folder),
+        )
 
 
 def _stem(path: Path) -> str | None:
@@ -111,6 +131,8 @@ def _checked(path: Path) -> Path:
         raise DatasetInvalid(f"{path} is a link that leads nowhere.", path=str(path))
     if not path.exists():
         hint = "Check the path; it is taken relative to the config file."
+        if set("*?[") & set(path.name):
+            hint = "Patterns are not expanded: list the files, or name their folder."
         raise DatasetInvalid(f"There is no data file {path}.", hint=hint, path=str(path))
     if not path.is_file():
         raise DatasetInvalid(f"{path} is no file that rows can be read from.", path=str(path))
