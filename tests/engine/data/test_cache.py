@@ -180,10 +180,12 @@ print(dataset.digest)
 """
 
 
-def builder(folder: Path, mode: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [sys.executable, "-c", BUILDER, str(folder), mode]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+def builder(folder: Path, mode: str, before: str = "", **pipes: Any) -> subprocess.Popen[bytes]:
+    """A process that loads the rows of a folder; `before` is what it does first."""
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-c", before + BUILDER, str(folder), mode]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, **pipes)
 
 
 def test_a_builder_that_is_killed_leaves_no_trace_that_matters(tmp_path: Path) -> None:
@@ -216,14 +218,25 @@ def test_a_cache_that_cannot_be_written_costs_a_notice_and_no_more(tmp_path: Pat
     assert [notice.code for notice in notices] == ["no_cache"]
 
 
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("trainwire_engine.data.load.build", full)
-    with pytest.raises(DiskFull, match="No space is left") as caught:
+    with pytest.raises(DiskFull, match=f"cache/tokens: {os.strerror(number)}") as caught:
         load(tmp_path, ROWS, tokenizer_with(CHATML))
     assert "cache_dir" in str(caught.value.hint)
+    assert stores(tmp_path) == []
+
+
+def test_a_disk_that_takes_no_more_leaves_nothing_behind(tmp_path: Path) -> None:
+    write_rows(tmp_path / "train.jsonl", ROWS * 50)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
+    with builder(tmp_path, "run", limit, stderr=subprocess.PIPE) as process:
+        said = process.communicate(b"", timeout=120)[1].decode()
+    assert "DiskFull: Tokenized data does not fit into" in said
+    assert os.strerror(errno.EFBIG) in said
     assert stores(tmp_path) == []
 
 

@@ -33,6 +33,10 @@ _NOTICES = {
 }
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says where no more can be written: the disk, the user's part of it, or the largest file allowed."""
+
+
 @dataclass(frozen=True)
 class Notice:
     """Something about the data that a person should know; `code` is for a `log` event."""
@@ -71,10 +75,10 @@ def load_dataset(
     try:
         store = work.store(notices)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _FULL:
             raise
         hint = "Make room, or set cache_dir to a folder on another disk."
-        raise DiskFull(f"No space is left for tokenized data in {work.folder}.", hint=hint) from None
+        raise DiskFull(f"Tokenized data does not fit into {work.folder}: {error.strerror}.", hint=hint) from None
     _check_vocabulary(store, vocab_size)
     dataset = Dataset(store)
     notices.extend(Notice(code, _NOTICES[code]) for code in store.notices)
@@ -118,7 +122,7 @@ class _Work:
         try:
             return open_or_build(self.folder, key, self._names(), self._build, self._waiting)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in _FULL:
                 raise
             why = f"Tokenized data cannot be kept: {error}. The next start tokenizes again."
             notices.append(Notice("no_cache", why))
