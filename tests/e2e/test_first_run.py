@@ -156,6 +156,7 @@ BAD = {
     "no model folder": ({"model": "nowhere"}, 4, "model_load_failed", "nowhere"),
     "no config.json": ({"model": "empty"}, 4, "model_load_failed", "config.json"),
     "no data file": ({"data": "nowhere.jsonl"}, 3, "dataset_invalid", "nowhere.jsonl"),
+    "a pattern of names": ({"data": "*.jsonl"}, 3, "dataset_invalid", "Patterns are not expanded"),
     "an empty data file": ({"data": "empty.jsonl"}, 3, "dataset_invalid", "empty"),
     "a broken line": ({"data": "broken.jsonl"}, 3, "dataset_invalid", "broken.jsonl:2"),
     "a row of no format": ({"data": "odd.jsonl"}, 3, "dataset_invalid", "odd.jsonl:1"),
@@ -181,7 +182,7 @@ def test_bad_input_is_refused_with_a_sentence_and_the_right_code(base: Path, tmp
     assert session.exit_code == exit_code, session.stderr
     error, end = session.one("error"), session.one("end")
     assert error["code"] == code
-    assert named in error["message"]
+    assert named in f"{error['message']} {error.get('hint')}"
     assert (end["outcome"], end["exit_code"]) == ("failed", exit_code)
     assert session.lines[-1] == end
     assert error["message"] in session.stderr

@@ -78,13 +78,14 @@ def check_inputs(config: Config) -> None:
 
 def _check_data(path: Path) -> None:
     if not path.exists():
-        raise DatasetInvalid(
-            f"There is no data file or folder {path}.", hint="Relative paths start at the config file."
-        )
+        hint = "Relative paths start at the config file."
+        if set("*?[") & set(path.name):
+            hint = "Patterns are not expanded: list the files, or give their folder."
+        raise DatasetInvalid(f"There is no data file or folder {path}.", hint=hint, path=str(path))
     if not os.access(path, os.R_OK):
         raise DatasetInvalid(f"The data {path} cannot be read: permission denied.", hint=NO_PERMISSION, path=str(path))
     if path.is_file() and path.stat().st_size == 0:
-        raise DatasetInvalid(f"The data file {path} is empty.", hint="It needs one JSON object a line.")
+        raise DatasetInvalid(f"The data file {path} is empty.", hint="It needs one JSON object a line.", path=str(path))
 
 
 def prepare(

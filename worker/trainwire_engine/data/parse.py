@@ -39,7 +39,7 @@ def parse_strictly(data: bytes | str, long_numbers: bool = False) -> Any:
         if not long_numbers and _LONG_NUMBER.search(data):
             json.loads(data, parse_int=_refuse_long)
     except RecursionError:
-        raise RowError("row", "it is nested too deeply") from None
+        raise RowError("row", "it is nested too deeply", "Write the inner part as a text.") from None
     return value
 
 
@@ -85,6 +85,8 @@ def _diagnosis(data: bytes, error: orjson.JSONDecodeError) -> tuple[str, str | N
         return "the row does not end on its line", _ONE_A_LINE
     if "trailing" in error.msg or error.msg.startswith("unexpected content after"):
         return "there is more than one value on the line", "A .jsonl file has one row a line."
+    if error.doc.startswith(("NaN", "Infinity"), error.pos):
+        return "NaN and Infinity are not JSON", "Write null, or leave the key out."
     return f"this is not JSON: {error.msg}", None
 
 

@@ -128,14 +128,14 @@ def _stem(path: Path) -> str | None:
 
 def _checked(path: Path) -> Path:
     if path.is_symlink() and not path.exists():
-        raise DatasetInvalid(f"{path} is a link that leads nowhere.", path=str(path))
+        hint = "Put the file back that it names, or give the file itself."
+        raise DatasetInvalid(f"{path} is a link that leads nowhere.", hint=hint, path=str(path))
     if not path.exists():
         hint = "Check the path; it is taken relative to the config file."
-        if set("*?[") & set(path.name):
-            hint = "Patterns are not expanded: list the files, or name their folder."
         raise DatasetInvalid(f"There is no data file {path}.", hint=hint, path=str(path))
     if not path.is_file():
-        raise DatasetInvalid(f"{path} is no file that rows can be read from.", path=str(path))
+        hint = "Write the rows into a file first."
+        raise DatasetInvalid(f"{path} is no file that rows can be read from.", hint=hint, path=str(path))
     if _stem(path) is None:
         hint = f"Known are {', '.join(SUFFIXES)}."
         raise DatasetInvalid(f"{path} has an ending that is not known.", hint=hint, path=str(path))

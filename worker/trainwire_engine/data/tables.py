@@ -14,6 +14,7 @@ from trainwire_engine.data.rows import SHAPES
 from trainwire_protocol.errors import DatasetInvalid
 
 _BATCH = 1000
+_AGAIN = "Copy the file again, or store the rows as .jsonl."
 _OTHER_KEYS = ("tools", "system", "history", "input", "attention_mask")
 
 
@@ -33,7 +34,7 @@ class ParquetRows:
         try:
             self._file: Any = pyarrow.parquet.ParquetFile(path, memory_map=True)
         except Exception as error:
-            raise DatasetInvalid(f"{path} is no Parquet file: {error}.", path=str(path)) from None
+            raise DatasetInvalid(f"{path} is no Parquet file: {error}.", hint=_AGAIN, path=str(path)) from None
         self.size: int = self._file.metadata.num_rows
         self.position = 0
 
@@ -48,7 +49,7 @@ class ParquetRows:
             except StopIteration:
                 return
             except Exception as error:
-                raise DatasetInvalid(f"{self.name} is damaged: {error}.", path=self.name) from None
+                raise DatasetInvalid(f"{self.name} is damaged: {error}.", hint=_AGAIN, path=self.name) from None
             for row in rows:
                 number += 1
                 self.position = number
