@@ -4,10 +4,10 @@
     python -m benchmarks.growth --draw growth.json [scale.json] --into FOLDER
 
 Each point is a process of its own: a small Qwen3 with random weights, LoRA, on made-up rows. Seconds are those of one
-update after another one, of the fastest of three where they are short; peak memory is MLX's, above what model and
-optimizer hold. `updates` trains 1,000 updates of rows of mixed lengths and looks at the memory on the way; `events`
-sends steps through the worker from an engine that has them ready. `scale.json` is what `python benchmarks/data.py
---scale … --output` wrote about rows.
+update after another one, by the clock and of the processor's cores, the fewest of three where they are short; peak
+memory is MLX's, above what model and optimizer hold. `updates` trains 1,000 updates of rows of mixed lengths and looks
+at the memory on the way; `events` sends steps through the worker from an engine that has them ready. `scale.json` is
+what `python benchmarks/data.py --scale … --output` wrote about rows.
 """
 
 from __future__ import annotations
@@ -73,22 +73,29 @@ def measure(point: Point) -> Point:
     model.release()
     rows = _Rows(point["rows"], point["length"], model.vocab_size, mixed=point["part"] == "updates")
 
-    def update(number: int) -> float:
+    def update(number: int) -> tuple[float, float]:
         chosen = [number * point["rows"] + i for i in range(point["rows"])]
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         step(plan(rows, chosen, MOST), step=number, learning_rate=1e-4, max_grad_norm=1.0)
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - used
 
     if point["part"] == "updates":
         return {"blas": computing.words, "samples": _samples(update, point["at"], memory)}
-    seconds = [update(1)]
+    times = [update(1)]
     held = memory.figures(reset_peak=True).active
     mx.clear_cache()
     mx.reset_peak_memory()
-    while len(seconds) < 4 and (len(seconds) < 2 or sum(seconds) < SHORT):
-        seconds.append(update(1 + len(seconds)))
+    while len(times) < 4 and (len(times) < 2 or sum(seconds for seconds, _ in times) < SHORT):
+        times.append(update(1 + len(times)))
     peak = memory.figures().peak - held
-    return {"blas": computing.words, "seconds": min(seconds[1:]), "peak_bytes": peak, "held_bytes": held}
+    seconds, used = (min(figures) for figures in zip(*times[1:]))
+    return {
+        "blas": computing.words,
+        "seconds": seconds,
+        "core_seconds": used,
+        "peak_bytes": peak,
+        "held_bytes": held,
+    }
 
 
 def _samples(update: Any, count: int, memory: Any) -> list[Point]:
@@ -177,7 +184,8 @@ def line(part: str, found: Point) -> str:
     if part == "events":
         rate, resident = found["events_per_second"], found["resident_bytes"]
         return f"events {found['at']:>9,}: {rate:,.0f} a second, {resident / 1e6:.0f} MB"
-    return f"{part} {found['at']:>9,}: {found['seconds'] * 1000:,.1f} ms, peak {found['peak_bytes'] / 1e6:,.1f} MB"
+    seconds, used, peak = found["seconds"], found["core_seconds"], found["peak_bytes"]
+    return f"{part} {found['at']:>9,}: {1000 * seconds:,.1f} ms, {1000 * used:,.1f} of cores, peak {peak / 1e6:,.1f} MB"
 
 
 def main() -> None:

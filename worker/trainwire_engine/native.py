@@ -125,7 +125,7 @@ def _keep_memory() -> None:
     all the time, and a fresh mapping costs a page fault per 4 KiB."""
     mmap_threshold, trim_threshold, arenas = -3, -1, -8
     if not _glibc("mallopt", mmap_threshold, 2**30):
-        # Before 2.35 it takes no more than half of a heap of its threads.
+        # Older versions take no more than half of the heap of a thread.
         _glibc("mallopt", mmap_threshold, 2**25)
     _glibc("mallopt", trim_threshold, 2**31 - 1)
     _glibc("mallopt", arenas, 1)
