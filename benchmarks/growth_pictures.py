@@ -20,11 +20,11 @@ TITLES = {
 
 
 def draw(files: list[Any], into: Path) -> list[Path]:
-    """Write growth.svg (an update) and growth_run.svg (a run) from the JSON of growth.py and, a list, of data.py."""
+    """Write growth.png (an update) and growth_run.png (a run) from the JSON of growth.py and, a list, of data.py."""
     measured: dict[str, Any] = {}
     for file in files:
         measured |= {"rows": file} if isinstance(file, list) else file
-    plt.rcParams.update({"font.size": 8, "svg.hashsalt": "trainwire", "axes.spines.top": False})
+    plt.rcParams.update({"font.size": 8, "axes.spines.top": False})
     return [_updates(measured, into), _runs(measured, into)]
 
 
@@ -36,7 +36,7 @@ def _updates(measured: dict[str, Any], into: Path) -> Path:
         at = [point["at"] for point in points]
         _log(axes, at, [1000 * point["seconds"] for point in points], "milliseconds", "C0", TITLES[part])
         _log(axes.twinx(), at, [point["peak_bytes"] / 1e6 for point in points], "peak memory, MB", "C3", TITLES[part])
-    return _saved(figure, into / "growth.svg")
+    return _saved(figure, into / "growth.png")
 
 
 def _runs(measured: dict[str, Any], into: Path) -> Path:
@@ -45,8 +45,8 @@ def _runs(measured: dict[str, Any], into: Path) -> Path:
         for key in ("active", "cache", "peak", "resident"):
             samples = part["samples"]
             memory.plot([s["update"] for s in samples], [s[key] / 1e6 for s in samples], ".-", label=key)
-    memory.set(xlabel="updates made", ylabel="MB", ylim=(0, None))
-    memory.legend(frameon=False)
+    memory.set(xlabel="updates made", ylabel="MB", ylim=(0, 1.35 * memory.get_ylim()[1]))
+    memory.legend(frameon=False, ncol=2, loc="upper center")
     if points := measured.get("events"):
         at = [point["at"] for point in points]
         _log(rate, at, [point["events_per_second"] for point in points], "events a second", "C0", "steps of a run")
@@ -55,7 +55,9 @@ def _runs(measured: dict[str, Any], into: Path) -> Path:
         at = [point["rows"] for point in points]
         _log(rows, at, [point["seconds_to_first_rows"] for point in points], "seconds to first rows", "C0", "rows")
         _log(rows.twinx(), at, [p["peak_mib_of_all_processes"] for p in points], "peak of all, MiB", "C3", "rows")
-    return _saved(figure, into / "growth_run.svg")
+    for axes in (memory, rate, rows):
+        axes.set_visible(bool(axes.lines))
+    return _saved(figure, into / "growth_run.png")
 
 
 def _log(axes: Axes, at: list[float], values: list[float], what: str, color: str, along: str) -> None:
@@ -63,10 +65,11 @@ def _log(axes: Axes, at: list[float], values: list[float], what: str, color: str
     axes.set_xlabel(along)
     axes.set_ylabel(what, color=color)
     low, high = min(values), max(values)
-    axes.set_ylim(low / 2, max(high * 2, low * 8))
+    # Two decades at least: what does not grow is to look like it.
+    axes.set_ylim(low / 3, max(high * 2, low * 33))
 
 
 def _saved(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, dpi=110)
     return path
