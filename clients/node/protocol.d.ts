@@ -30,8 +30,10 @@ export interface AttemptEvent extends EventBase {
   run_id: string;
   attempt: number;
   protocol: number;
+  /** version of the worker */
   worker: string;
   pid: number;
+  /** path of the checkpoint; absent: from the beginning */
   resumed_from?: string;
   resumed_from_step?: number;
 }
@@ -51,6 +53,7 @@ export interface ChatMessage {
 /** Write a checkpoint now. */
 export interface CheckpointCommand {
   cmd: "checkpoint";
+  /** of its folder, none that the run itself uses; else that of its step */
   name?: string | null;
   id?: number | string | null;
 }
@@ -58,9 +61,12 @@ export interface CheckpointCommand {
 /** A checkpoint is whole on disk, under its final name. */
 export interface CheckpointEvent extends EventBase {
   type: "checkpoint";
+  /** its folder */
   path: string;
   step: number;
+  /** of its files */
   bytes: number;
+  /** `emergency`: written before an error ends the run */
   kind: "best" | "emergency" | "final" | "manual" | "periodic";
 }
 
@@ -68,6 +74,7 @@ export interface CheckpointEvent extends EventBase {
 export interface CheckpointResult {
   path: string;
   step: number;
+  /** of its files */
   bytes: number;
   changed: boolean;
 }
@@ -76,6 +83,7 @@ export interface CheckpointResult {
 export interface CommandEvent extends EventBase {
   type: "command";
   cmd: string;
+  /** as they were taken, without the config */
   parameters: { [key: string]: unknown };
   source: "detach" | "signal" | "socket" | "stdin" | "word";
 }
@@ -83,6 +91,7 @@ export interface CommandEvent extends EventBase {
 /** The run reached its end by itself. */
 export interface CompleteEvent extends EventBase {
   type: "complete";
+  /** updates of the run */
   total_steps: number;
   /** over all attempts */
   total_time_secs: number;
@@ -254,6 +263,7 @@ export interface DetachResult {
 /** Rows left out for one reason, with the places of the first of them. */
 export interface Dropped {
   count: number;
+  /** file and line of the first rows */
   lines: string[];
 }
 
@@ -261,9 +271,12 @@ export interface Dropped {
 export interface EndEvent extends EventBase {
   type: "end";
   outcome: "completed" | "failed" | "interrupted" | "stopped";
+  /** for people; after an error its code */
   reason: string;
   step: number;
+  /** path of the newest whole checkpoint that a resume can use */
   checkpoint: string | null;
+  /** the run is not complete, and its folder can be resumed */
   resumable: boolean;
   /** arguments of `trainwire` that go on with the run */
   resume_args: string[];
@@ -293,8 +306,10 @@ export interface EpochStartEvent extends EventBase {
 export interface ErrorBody {
   code: ErrorCode;
   message: string;
-  details?: { [key: string]: unknown } | null;
-  hint?: string | null;
+  /** by code */
+  details?: { [key: string]: unknown };
+  /** what to do about it */
+  hint?: string;
 }
 
 /** Why the run cannot go on; comes before `end`. */
@@ -302,7 +317,9 @@ export interface ErrorEvent extends EventBase {
   type: "error";
   code: ErrorCode;
   message: string;
+  /** by code */
   details?: { [key: string]: unknown };
+  /** what to do about it */
   hint?: string;
 }
 
@@ -323,6 +340,7 @@ export interface Estimate {
 /** Evaluate now. */
 export interface EvalCommand {
   cmd: "eval";
+  /** batches of `batch_size` rows; else the config's `eval_batches` */
   max_batches?: number | null;
   id?: number | string | null;
 }
@@ -330,6 +348,7 @@ export interface EvalCommand {
 /** The validation loss after an update. */
 export interface EvalEndEvent extends EventBase {
   type: "eval_end";
+  /** updates done */
   step: number;
   valid_loss: number | null;
   perplexity: number | null;
@@ -337,6 +356,7 @@ export interface EvalEndEvent extends EventBase {
   /** trained tokens that were evaluated */
   tokens: number;
   ms: number;
+  /** the lowest so far, of the evaluations that the run makes by itself */
   best: boolean;
 }
 
@@ -351,7 +371,9 @@ export interface EvalResult {
 /** Lines that a slow reader did not get; the log has them. */
 export interface Gap extends LineBase {
   type: "gap";
+  /** first event that is missing */
   from_seq: number;
+  /** last event that is missing */
   to_seq: number;
   /** lines left out, by type */
   counts: { [key: string]: number };
@@ -361,15 +383,17 @@ export interface Gap extends LineBase {
 /** Let the model answer; `adapter` false asks the base model. */
 export interface GenerateCommand {
   cmd: "generate";
+  /** a conversation; this or `prompt` is needed, not both */
   messages?: ChatMessage[] | null;
+  /** a user's turn where the model has a chat template, else the text to go on with */
   prompt?: string | null;
   /** default 128 */
   max_tokens?: number;
-  /** default 0.0 */
+  /** 0: always the likeliest token; default 0.0 */
   temperature?: number;
-  /** default 0 */
+  /** the same seed draws the same tokens; default 0 */
   seed?: number;
-  /** default true */
+  /** false: the base model, without what was trained; default true */
   adapter?: boolean;
   id?: number | string | null;
 }
@@ -384,9 +408,11 @@ export interface GenerateResult {
 /** What the model answers to a prompt of the config. */
 export interface GenerationEvent extends EventBase {
   type: "generation";
+  /** number of the prompt, from 0 */
   index: number;
   prompt: string;
   completion: string;
+  /** of the completion */
   tokens: number;
   step: number;
   /** of the given reference, in nats a token */
@@ -400,7 +426,9 @@ export interface Heartbeat extends LineBase {
   phase: "ended" | "idle" | "lingering" | "loading" | "paused" | "pausing" | "preparing" | "running" | "stopping";
   activity: "checkpoint" | "compile" | "download" | "eval" | "generate" | "load" | "none" | "tokenize" | "train";
   step: number;
+  /** of the newest event; 0 without one */
   last_seq: number;
+  /** since the worker began */
   up_ms: number;
   /** since the engine's last sign of life */
   loop_age_ms: number;
@@ -410,10 +438,13 @@ export interface Heartbeat extends LineBase {
 /** The first line of every worker. */
 export interface Hello extends LineBase {
   type: "hello";
+  /** major version */
   protocol: number;
+  /** minor version */
   minor: number;
   worker: WorkerInfo;
   pid: number;
+  /** `native` */
   dialect: string;
   features: string[];
   limits: Limits;
@@ -422,18 +453,24 @@ export interface Hello extends LineBase {
 /** The run is ready to train: what is trained, on what, and for how long. */
 export interface InitEvent extends EventBase {
   type: "init";
+  /** the folder, or the Hub id */
   model: string;
+  /** the resolved config, never cut */
   config: ResolvedConfig;
   training_type: "sft";
+  /** the same for every attempt */
   run_id: string;
   run_name: string;
   run_dir: string;
+  /** updates of the whole run */
   total_steps: number;
   trainable_parameters: number;
   total_parameters: number;
+  /** rows of training data in use */
   examples: number;
   /** updates done before this attempt */
   start_step: number;
+  /** what computes, for people */
   device: string;
   /** whether the output layer is computed in chunks or whole */
   head: "chunked" | "full";
@@ -462,7 +499,9 @@ export interface LogEvent extends EventBase {
   type: "log";
   level: "debug" | "error" | "info" | "warn";
   message: string;
+  /** for programs: a code of the table of log codes */
   code?: string;
+  /** by code */
   details?: { [key: string]: unknown };
 }
 
@@ -507,10 +546,12 @@ export interface PingResult {
 /** How far a longer piece of work is; always closed by a line with done = total. */
 export interface ProgressEvent extends EventBase {
   type: "progress";
+  /** the same on all lines of one piece of work */
   id: string;
   title: string;
   done: number;
   total: number;
+  /** what is counted, in the plural */
   unit: string;
 }
 
@@ -525,7 +566,9 @@ export interface ReplayCommand {
   cmd: "replay";
   /** default 1 */
   from_seq?: number;
+  /** the last one; else the newest when the command came */
   to_seq?: number | null;
+  /** only events of these types; an unknown one is refused, `not_found` */
   types?: string[] | null;
   id?: number | string | null;
 }
@@ -654,6 +697,7 @@ export interface ResolvedConfig {
 /** Go on; with `steps`, for that many updates. */
 export interface ResumeCommand {
   cmd: "resume";
+  /** updates to run before the next pause */
   steps?: number | null;
   id?: number | string | null;
 }
@@ -688,6 +732,7 @@ export interface Segment {
 /** Change keys while the run trains: all or nothing. */
 export interface SetCommand {
   cmd: "set";
+  /** at least one key that can be changed, with its new value */
   values: SettableValues;
   id?: number | string | null;
 }
@@ -722,11 +767,13 @@ export interface SettableValues {
 /** Begin the run; answered when `init` is out. */
 export interface StartCommand {
   cmd: "start";
+  /** keys of the config; relative paths start at the worker's working folder */
   config: Config;
+  /** `auto`, `never`, `latest` or a checkpoint's folder; wins over the config's `resume` */
   resume?: string | null;
-  /** default false */
+  /** with `never`: remove the run that the folder holds, instead of refusing; default false */
   overwrite?: boolean;
-  /** default false */
+  /** keep the model after completion, for `eval` and `generate`; default false */
   linger?: boolean;
   id?: number | string | null;
 }
@@ -736,6 +783,7 @@ export interface StartResult {
   run_id: string;
   run_dir: string;
   total_steps: number;
+  /** path of the checkpoint; null: from the beginning */
   resumed_from: string | null;
 }
 
@@ -749,6 +797,7 @@ export interface StatusCommand {
 export interface StatusEvent extends EventBase {
   type: "status";
   phase: "ended" | "idle" | "lingering" | "loading" | "paused" | "pausing" | "preparing" | "running" | "stopping";
+  /** for people; in `loading` the model's name */
   message: string;
   activity: "checkpoint" | "compile" | "download" | "eval" | "generate" | "load" | "none" | "tokenize" | "train";
   step: number;
@@ -757,18 +806,23 @@ export interface StatusEvent extends EventBase {
 /** One snapshot of the worker. */
 export interface StatusResult {
   phase: "ended" | "idle" | "lingering" | "loading" | "paused" | "pausing" | "preparing" | "running" | "stopping";
+  /** what the engine does */
   activity: "checkpoint" | "compile" | "download" | "eval" | "generate" | "load" | "none" | "tokenize" | "train";
+  /** updates done, also those that no `step` event has told yet */
   step: number;
   total_steps: number;
   epoch: number;
   run_id: string | null;
   run_dir: string | null;
+  /** 0 without a run */
   attempt: number;
   metrics: StepEvent | null;
+  /** of the newest evaluation */
   valid_loss: number | null;
   /** path of the newest checkpoint that a resume can use */
   checkpoint: string | null;
   memory: Memory | null;
+  /** of the newest event; 0 without one */
   last_seq: number;
   queue: Queue;
   /** commands that are not answered yet */
@@ -790,6 +844,7 @@ export interface StepEvent extends EventBase {
   /** duration of these updates, data included */
   training_time_ms: number;
   updates: number;
+  /** of the whole run, as it is set now */
   total_steps: number;
   epoch: number;
   epoch_progress: number;
@@ -805,10 +860,15 @@ export interface StepEvent extends EventBase {
   tokens_per_second: number;
   /** computed positions that held no token */
   padding_fraction: number;
+  /** forward and backward passes of these updates */
   micro_batches: number;
+  /** of the duration, for reading and batching */
   data_time_ms: number;
+  /** device memory in use */
   active_bytes: number;
+  /** device memory kept for reuse */
   cache_bytes: number;
+  /** highest device memory in use since the engine began */
   peak_bytes: number;
   eta_ms: number | null;
   /** updates left out since they were not finite */
@@ -818,7 +878,7 @@ export interface StepEvent extends EventBase {
 /** End the run gracefully. */
 export interface StopCommand {
   cmd: "stop";
-  /** default true */
+  /** write a checkpoint first; default true */
   save?: boolean;
   id?: number | string | null;
 }
@@ -833,6 +893,7 @@ export interface StopResult {
 /** Check a config and its data, and estimate memory and time, without training. */
 export interface ValidateCommand {
   cmd: "validate";
+  /** keys of the config; relative paths start at the worker's working folder */
   config: Config;
   id?: number | string | null;
 }
@@ -843,14 +904,14 @@ export interface ValidateResult {
   /** what is wrong, and, of a valid config, what is noticed */
   issues: Issue[];
   /** the resolved config */
-  config?: { [key: string]: unknown } | null;
-  data?: DataReport[] | null;
-  total_steps?: number | null;
-  trainable_parameters?: number | null;
-  total_parameters?: number | null;
-  estimate?: Estimate | null;
+  config?: { [key: string]: unknown };
+  data?: DataReport[];
+  total_steps?: number;
+  trainable_parameters?: number;
+  total_parameters?: number;
+  estimate?: Estimate;
   /** a few rows of the training data */
-  samples?: Sample[] | null;
+  samples?: Sample[];
 }
 
 /** Name and version of the worker. */
@@ -1006,6 +1067,7 @@ export interface Results {
 
 export interface ResponseBase extends LineBase {
   type: "response";
+  /** of the command; null if it had none, or none that could be read */
   id: number | string | null;
   /** the event that carried the effect */
   at_seq?: number;

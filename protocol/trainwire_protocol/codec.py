@@ -20,6 +20,8 @@ _WORD_LINE = re.compile(r"([A-Z][A-Z_]*)(?:\s+(.*))?", re.DOTALL)
 _BIG_INTEGER = re.compile(rb"(?<![.\d])\d{16}")
 _TYPED_THROUGHOUT = (Step, Progress)
 """Messages without a field of any type, in which no integer can be too large."""
+_NEVER_CUT = ("type", "id", "cause", "config", "non_finite", "truncated", "more")
+"""What tells lines apart, what is cut by other means, and the config, whose length is checked before the run."""
 _CUTS = ((16_384, 1_024), (4_096, 256), (1_024, 64), (256, 16), (64, 4), (16, 1))
 
 
@@ -92,7 +94,7 @@ def _whole_text(text: str) -> str:
 def _cut(
     value: Any, path: str, longest_text: int, longest_list: int, truncated: list[str], more: dict[str, int]
 ) -> Any:
-    if path in ("type", "config", "non_finite", "truncated", "more"):
+    if path in _NEVER_CUT:
         return value
     if isinstance(value, str) and len(value) > longest_text:
         truncated.append(path)

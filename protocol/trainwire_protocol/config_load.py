@@ -8,11 +8,14 @@ from typing import Any
 
 import msgspec
 
-from .config import FIELDS, SETTABLE, Config
+from .codec import ascii_json
+from .config import FIELDS, MAX_INT, SETTABLE, Config
 from .errors import BadParams, ConfigInvalid, UnknownParam
 from .foreign_keys import FOREIGN_KEYS
 
 MAX_CONFIG_BYTES = 1 << 20
+BESIDES_CONFIG = 2_048
+"""Bytes that a line which tells a config keeps for everything else in it."""
 _WORDS = {"yes": True, "on": True, "no": False, "off": False}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _PATH_KEYS = ("model", "run_dir", "start_from", "cache_dir")
@@ -92,12 +95,14 @@ def _allowed_by(schema: Mapping[str, Any]) -> str:
     return " ".join(part for part in (text, bounds) if part) + (", not empty" if schema.get("minLength") else "")
 
 
-def _finite(value: Any) -> bool:
+def _unfit(value: Any) -> str | None:
+    """Say why a number inside a value cannot be told on the wire; None if all of them can."""
     if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, Mapping):
-        return all(_finite(v) for v in value.values())
-    return not isinstance(value, list) or all(_finite(v) for v in value)
+        return None if math.isfinite(value) else "numbers must be finite"
+    if isinstance(value, int):
+        return None if abs(value) <= MAX_INT else f"integers must be within ±{MAX_INT}"
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return next((reason for reason in map(_unfit, inner) if reason is not None), None)
 
 
 def _show(value: Any) -> str:
@@ -121,8 +126,8 @@ def convert_value(key: str, value: Any) -> Any | Issue:
         converted = msgspec.convert(value, FIELDS[key].type)
     except msgspec.ValidationError:
         return Issue(key, "invalid_value", f"{key} = {_show(value)} is not allowed: it must be {_allowed(key)}.")
-    if not _finite(converted):
-        return Issue(key, "invalid_value", f"{key} = {_show(value)} is not allowed: numbers must be finite.")
+    if (reason := _unfit(converted)) is not None:
+        return Issue(key, "invalid_value", f"{key} = {_show(value)} is not allowed: {reason}.")
     return converted
 
 
@@ -212,6 +217,13 @@ def _absolute(text: str, base: Path, *, hub: bool = False) -> str:
     return str(Path(*joined.parts) if ".." not in joined.parts else joined.resolve())
 
 
+def _invalid(issues: Sequence[Issue], hint: str | None = None) -> ConfigInvalid:
+    """Make the error that names the first of the issues, and holds all of them."""
+    more = f" And {len(issues) - 1} more." if len(issues) > 1 else ""
+    listed = [msgspec.to_builtins(issue) for issue in issues]
+    return ConfigInvalid(issues[0].message + more, hint=hint, issues=listed)
+
+
 def build_config(values: Mapping[str, Any], base: Path, *, run_name: str = "run") -> Config:
     """Make a Config with absolute paths and the defaults that need no model.
 
@@ -220,8 +232,7 @@ def build_config(values: Mapping[str, Any], base: Path, *, run_name: str = "run"
     """
     converted, issues = check(values)
     if issues:
-        more = f" And {len(issues) - 1} more." if len(issues) > 1 else ""
-        raise ConfigInvalid(issues[0].message + more, issues=[msgspec.to_builtins(issue) for issue in issues])
+        raise _invalid(issues)
     base = Path(base).absolute()
     converted["run_name"] = name = converted.get("run_name") or run_name
     converted.setdefault("run_dir", None)
@@ -231,11 +242,8 @@ def build_config(values: Mapping[str, Any], base: Path, *, run_name: str = "run"
         if converted.get(key):
             converted[key] = _absolute(converted[key], base, hub=key == "model")
     if converted.get("revision") and Path(converted["model"]).is_absolute():
-        raise ConfigInvalid(
-            f"revision = {_show(converted['revision'])} has no effect: model is the folder {converted['model']}.",
-            hint="A revision belongs to a Hub id such as org/name.",
-            key="revision",
-        )
+        message = f"revision = {_show(converted['revision'])} has no effect: model is the folder {converted['model']}."
+        raise _invalid([Issue("revision", "conflict", message)], "A revision belongs to a Hub id such as org/name.")
     for key in ("data", "valid_data"):
         value = converted.get(key)
         if isinstance(value, str):
@@ -252,3 +260,21 @@ def build_config(values: Mapping[str, Any], base: Path, *, run_name: str = "run"
     if converted.get("learning_rate") is None:
         converted["learning_rate"] = _default_peak(converted.get("method"))
     return Config(**converted)
+
+
+def check_size(config: Config, max_line: int) -> None:
+    """Refuse a config that does not fit into one line of `max_line` bytes, for `init` never cuts it.
+
+    Raises ConfigInvalid, which names the longest key.
+    """
+    values = msgspec.to_builtins(config)
+    # `init` says these three once more.
+    size = len(ascii_json([values, config.model, config.run_dir, config.run_name])) + BESIDES_CONFIG
+    if size > max_line:
+        key, value = max(values.items(), key=lambda item: len(ascii_json(item[1])))
+        message = (
+            f"The config is too long to be told in one line of {max_line} bytes: "
+            f"{key} alone takes {len(ascii_json(value))}."
+        )
+        hint = "Put prompts and chat templates into a file, name a folder of data, or start the worker with --max-line."
+        raise _invalid([Issue(key, "too_long", message)], hint)

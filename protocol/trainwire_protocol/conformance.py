@@ -92,7 +92,7 @@ class Checker:
         if not isinstance(line, dict) or not isinstance(line.get("type"), str):
             self._break("W-1", "The line is no object with a type.")
             return None
-        if len(raw) > self._max_line and line["type"] != "init":
+        if len(raw) > self._max_line:
             self._break("W-2", f"The line has {len(raw)} bytes, more than {self._max_line}.")
         if any(abs(number) > MAX_INT for number in _integers(line)):
             self._break("W-3", "An integer is beyond 2^53 - 1.")

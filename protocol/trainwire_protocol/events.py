@@ -50,18 +50,18 @@ class Event(Line, kw_only=True, tag_field="type"):
 class Init(Event, kw_only=True, tag="init"):
     """The run is ready to train: what is trained, on what, and for how long."""
 
-    model: str
+    model: Annotated[str, Meta(description="the folder, or the Hub id")]
     config: Annotated[dict[str, Any], Meta(description="the resolved config, never cut")]
     training_type: Literal["sft"]
-    run_id: str
+    run_id: Annotated[str, Meta(description="the same for every attempt")]
     run_name: str
     run_dir: str
-    total_steps: Count
+    total_steps: Annotated[Count, Meta(description="updates of the whole run")]
     trainable_parameters: Count
     total_parameters: Count
-    examples: Count
+    examples: Annotated[Count, Meta(description="rows of training data in use")]
     start_step: Annotated[int, Meta(ge=0, le=MAX_INT, description="updates done before this attempt")]
-    device: str
+    device: Annotated[str, Meta(description="what computes, for people")]
     head: Annotated[
         Literal["chunked", "full"], Meta(description="whether the output layer is computed in chunks or whole")
     ]
@@ -84,7 +84,7 @@ class Step(Event, kw_only=True, tag="step"):
     total_tokens: Annotated[int, Meta(ge=0, le=MAX_INT, description="trained tokens of these updates")]
     training_time_ms: Annotated[float, Meta(description="duration of these updates, data included")]
     updates: Annotated[int, Meta(ge=1, le=MAX_INT)]
-    total_steps: Count
+    total_steps: Annotated[Count, Meta(description="of the whole run, as it is set now")]
     epoch: Annotated[int, Meta(ge=1, le=MAX_INT)]
     epoch_progress: Annotated[float, Meta(ge=0, le=1)]
     learning_rate: float
@@ -94,11 +94,11 @@ class Step(Event, kw_only=True, tag="step"):
     trained_tokens: Annotated[int, Meta(ge=0, le=MAX_INT, description="since the run began")]
     tokens_per_second: Annotated[float, Meta(description="trained tokens")]
     padding_fraction: Annotated[float, Meta(ge=0, le=1, description="computed positions that held no token")]
-    micro_batches: Count
-    data_time_ms: float
-    active_bytes: Count
-    cache_bytes: Count
-    peak_bytes: Count
+    micro_batches: Annotated[Count, Meta(description="forward and backward passes of these updates")]
+    data_time_ms: Annotated[float, Meta(description="of the duration, for reading and batching")]
+    active_bytes: Annotated[Count, Meta(description="device memory in use")]
+    cache_bytes: Annotated[Count, Meta(description="device memory kept for reuse")]
+    peak_bytes: Annotated[Count, Meta(description="highest device memory in use since the engine began")]
     eta_ms: Annotated[int, Meta(ge=0, le=MAX_INT)] | None
     skipped: Annotated[int, Meta(ge=0, le=MAX_INT, description="updates left out since they were not finite")]
 
@@ -106,10 +106,10 @@ class Step(Event, kw_only=True, tag="step"):
 class Generation(Event, kw_only=True, tag="generation"):
     """What the model answers to a prompt of the config."""
 
-    index: Count
+    index: Annotated[Count, Meta(description="number of the prompt, from 0")]
     prompt: str
     completion: str
-    tokens: Count
+    tokens: Annotated[Count, Meta(description="of the completion")]
     step: Count
     loss: Annotated[float, Meta(description="of the given reference, in nats a token")] | None = None
 
@@ -117,10 +117,13 @@ class Generation(Event, kw_only=True, tag="generation"):
 class Checkpoint(Event, kw_only=True, tag="checkpoint"):
     """A checkpoint is whole on disk, under its final name."""
 
-    path: str
+    path: Annotated[str, Meta(description="its folder")]
     step: Count
-    bytes: Count
-    kind: CheckpointKind
+    bytes: Annotated[Count, Meta(description="of its files")]
+    kind: Annotated[
+        CheckpointKind,
+        Meta(description="`emergency`: written before an error ends the run"),
+    ]
 
 
 class EpochEnd(Event, kw_only=True, tag="epoch_end"):
@@ -135,7 +138,7 @@ class EpochEnd(Event, kw_only=True, tag="epoch_end"):
 class Complete(Event, kw_only=True, tag="complete"):
     """The run reached its end by itself."""
 
-    total_steps: Count
+    total_steps: Annotated[Count, Meta(description="updates of the run")]
     total_time_secs: Annotated[float, Meta(description="over all attempts")]
     reason: Literal["finished", "early_stopping"]
 
@@ -145,8 +148,8 @@ class Log(Event, kw_only=True, tag="log"):
 
     level: Level
     message: str
-    code: str | None = None
-    details: dict[str, Any] | None = None
+    code: Annotated[str, Meta(description="for programs: a code of the table of log codes")] | None = None
+    details: Annotated[dict[str, Any], Meta(description="by code")] | None = None
 
 
 class Paused(Event, kw_only=True, tag="paused"):
@@ -165,7 +168,7 @@ class Status(Event, kw_only=True, tag="status"):
     """The run entered a phase."""
 
     phase: Phase
-    message: str
+    message: Annotated[str, Meta(description="for people; in `loading` the model's name")]
     activity: Activity
     step: Count
 
@@ -176,9 +179,9 @@ class Attempt(Event, kw_only=True, tag="attempt"):
     run_id: str
     attempt: Annotated[int, Meta(ge=1, le=MAX_INT)]
     protocol: int
-    worker: str
+    worker: Annotated[str, Meta(description="version of the worker")]
     pid: Count
-    resumed_from: str | None = None
+    resumed_from: Annotated[str, Meta(description="path of the checkpoint; absent: from the beginning")] | None = None
     resumed_from_step: Count | None = None
 
 
@@ -186,7 +189,7 @@ class Dropped(msgspec.Struct):
     """Rows left out for one reason, with the places of the first of them."""
 
     count: Count
-    lines: list[str]
+    lines: Annotated[list[str], Meta(description="file and line of the first rows")]
 
 
 class Data(Event, kw_only=True, tag="data"):
@@ -209,23 +212,23 @@ class Data(Event, kw_only=True, tag="data"):
 class Progress(Event, kw_only=True, tag="progress"):
     """How far a longer piece of work is; always closed by a line with done = total."""
 
-    id: str
+    id: Annotated[str, Meta(description="the same on all lines of one piece of work")]
     title: str
     done: Count
     total: Count
-    unit: str
+    unit: Annotated[str, Meta(description="what is counted, in the plural")]
 
 
 class EvalEnd(Event, kw_only=True, tag="eval_end"):
     """The validation loss after an update."""
 
-    step: Count
+    step: Annotated[Count, Meta(description="updates done")]
     valid_loss: float | None
     perplexity: float | None
     token_accuracy: float | None
     tokens: Annotated[int, Meta(ge=0, le=MAX_INT, description="trained tokens that were evaluated")]
     ms: float
-    best: bool
+    best: Annotated[bool, Meta(description="the lowest so far, of the evaluations that the run makes by itself")]
 
 
 class Change(msgspec.Struct, rename={"from_": "from"}):
@@ -246,7 +249,7 @@ class Command(Event, kw_only=True, tag="command"):
     """An order that changes the run was accepted."""
 
     cmd: str
-    parameters: dict[str, Any]
+    parameters: Annotated[dict[str, Any], Meta(description="as they were taken, without the config")]
     source: Source
 
 
@@ -255,18 +258,18 @@ class Error(Event, kw_only=True, tag="error"):
 
     code: str
     message: str
-    details: dict[str, Any] | None = None
-    hint: str | None = None
+    details: Annotated[dict[str, Any], Meta(description="by code")] | None = None
+    hint: Annotated[str, Meta(description="what to do about it")] | None = None
 
 
 class End(Event, kw_only=True, tag="end"):
     """The worker's last line, also without a run."""
 
     outcome: Outcome
-    reason: str
+    reason: Annotated[str, Meta(description="for people; after an error its code")]
     step: Count
-    checkpoint: str | None
-    resumable: bool
+    checkpoint: Annotated[str | None, Meta(description="path of the newest whole checkpoint that a resume can use")]
+    resumable: Annotated[bool, Meta(description="the run is not complete, and its folder can be resumed")]
     resume_args: Annotated[list[str], Meta(description="arguments of `trainwire` that go on with the run")]
     exit_code: Annotated[int, Meta(ge=0, le=255)]
 
@@ -295,11 +298,11 @@ class Transport(Line, kw_only=True, tag_field="type"):
 class Hello(Transport, kw_only=True, tag="hello"):
     """The first line of every worker."""
 
-    protocol: int
-    minor: int
+    protocol: Annotated[int, Meta(description="major version")]
+    minor: Annotated[int, Meta(description="minor version")]
     worker: WorkerInfo
     pid: Count
-    dialect: str
+    dialect: Annotated[str, Meta(description="`native`")]
     features: list[str]
     limits: Limits
 
@@ -309,18 +312,18 @@ class ErrorBody(msgspec.Struct, omit_defaults=True):
 
     code: str
     message: str
-    details: dict[str, Any] | None = None
-    hint: str | None = None
+    details: Annotated[dict[str, Any], Meta(description="by code")] | None = None
+    hint: Annotated[str, Meta(description="what to do about it")] | None = None
 
 
 class Response(Transport, kw_only=True, tag="response"):
     """The one answer to a command, when it has taken effect."""
 
-    id: CommandId | None
-    cmd: str | None
+    id: Annotated[CommandId | None, Meta(description="of the command; null if it had none, or none that could be read")]
+    cmd: Annotated[str | None, Meta(description="null if it could not be read")]
     ok: bool
-    result: dict[str, Any] | None = None
-    error: ErrorBody | None = None
+    result: Annotated[dict[str, Any], Meta(description="if `ok`")] | None = None
+    error: Annotated[ErrorBody, Meta(description="if not `ok`")] | None = None
     at_seq: Annotated[int, Meta(ge=1, le=MAX_INT, description="the event that carried the effect")] | None = None
 
 
@@ -338,8 +341,8 @@ class Heartbeat(Transport, kw_only=True, tag="heartbeat"):
     phase: Phase
     activity: Activity
     step: Count
-    last_seq: Count
-    up_ms: Count
+    last_seq: Annotated[Count, Meta(description="of the newest event; 0 without one")]
+    up_ms: Annotated[Count, Meta(description="since the worker began")]
     loop_age_ms: Annotated[int, Meta(ge=0, le=MAX_INT, description="since the engine's last sign of life")]
     queue: Queue
 
@@ -347,8 +350,8 @@ class Heartbeat(Transport, kw_only=True, tag="heartbeat"):
 class Gap(Transport, kw_only=True, tag="gap"):
     """Lines that a slow reader did not get; the log has them."""
 
-    from_seq: Count
-    to_seq: Count
+    from_seq: Annotated[Count, Meta(description="first event that is missing")]
+    to_seq: Annotated[Count, Meta(description="last event that is missing")]
     counts: Annotated[dict[str, int], Meta(description="lines left out, by type")]
     reason: Literal["slow_reader"]
 

@@ -71,7 +71,7 @@ class StartResult(msgspec.Struct):
     run_id: str
     run_dir: str
     total_steps: Count
-    resumed_from: str | None
+    resumed_from: Annotated[str | None, Meta(description="path of the checkpoint; null: from the beginning")]
 
 
 class PauseResult(msgspec.Struct):
@@ -93,7 +93,7 @@ class CheckpointResult(msgspec.Struct):
 
     path: str
     step: Count
-    bytes: Count
+    bytes: Annotated[Count, Meta(description="of its files")]
     changed: bool
 
 
@@ -142,18 +142,18 @@ class StatusResult(msgspec.Struct):
     """One snapshot of the worker."""
 
     phase: Phase
-    activity: Activity
-    step: Count
+    activity: Annotated[Activity, Meta(description="what the engine does")]
+    step: Annotated[Count, Meta(description="updates done, also those that no `step` event has told yet")]
     total_steps: Count
     epoch: Count
     run_id: str | None
     run_dir: str | None
-    attempt: Count
+    attempt: Annotated[Count, Meta(description="0 without a run")]
     metrics: Annotated[Step, Meta(description="the newest step event")] | None
-    valid_loss: float | None
+    valid_loss: Annotated[float | None, Meta(description="of the newest evaluation")]
     checkpoint: Annotated[str, Meta(description="path of the newest checkpoint that a resume can use")] | None
     memory: Memory | None
-    last_seq: Count
+    last_seq: Annotated[Count, Meta(description="of the newest event; 0 without one")]
     queue: Queue
     open_ids: Annotated[list[CommandId | None], Meta(description="commands that are not answered yet")]
     loop_age_ms: Annotated[int, Meta(ge=0, le=MAX_INT, description="since the engine's last sign of life")]

@@ -8,6 +8,7 @@ from .commands import COMMANDS, WORDS
 from .config import SETTABLE, Config
 from .errors import BY_CODE
 from .events import EVENT_TYPES, TRANSPORT_TYPES, type_name
+from .known import FEATURES, LOG_CODES
 from .limits import MAX_LINE_IN, MAX_LINE_OUT, MINOR, PROTOCOL
 from .results import RESULTS
 
@@ -81,8 +82,15 @@ def _definitions() -> dict[str, Schema]:
     for name in ("StartCommand", "ValidateCommand"):
         _replace(definitions[name], "config", "Config")
     _replace(definitions["InitEvent"], "config", "ResolvedConfig")
+    definitions["LogEvent"]["properties"]["code"]["x-known"] = sorted(LOG_CODES)
+    definitions["Hello"]["properties"]["features"]["items"]["x-known"] = sorted(FEATURES)
     for name in ("ErrorEvent", "ErrorBody"):
         _replace(definitions[name], "code", "ErrorCode")
+    for name in ("ErrorBody", "ValidateResult"):
+        fields = definitions[name]["properties"]
+        fields |= {
+            key: _without_null(field) for key, field in fields.items() if key not in definitions[name]["required"]
+        }
     definitions["Response"]["allOf"] = [
         {
             "if": {"properties": {"cmd": {"const": cmd}, "ok": {"const": True}}, "required": ["cmd", "ok"]},
@@ -166,4 +174,6 @@ def _resolved(config: Schema) -> Schema:
 
 def _replace(schema: Schema, field: str, name: str) -> None:
     """Give a field the type of another definition."""
-    schema["properties"][field] = {"$ref": _REF + name}
+    before = schema["properties"][field]
+    description = {key: before[key] for key in ("description",) if key in before}
+    schema["properties"][field] = {"$ref": _REF + name, **description}

@@ -58,7 +58,7 @@ def strategy(kind: inspect.Type) -> Strategy:
         case inspect.LiteralType():
             return st.sampled_from(sorted(kind.values, key=str))
         case inspect.ListType():
-            return st.lists(strategy(kind.item_type), max_size=4)
+            return st.lists(strategy(kind.item_type), min_size=kind.min_length or 0, max_size=4)
         case inspect.DictType():
             return st.dictionaries(TEXT, strategy(kind.value_type), max_size=4)
         case inspect.UnionType():

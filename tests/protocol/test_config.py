@@ -178,6 +178,12 @@ def test_values_that_fit_each_other_are_taken() -> None:
     assert issues_of(early_stopping_patience=2) == []
 
 
+@pytest.mark.parametrize("value", [2**53, -(2**53), 2**64, 10**40], ids=str)
+def test_an_integer_that_no_line_can_tell_is_refused_wherever_it_stands(value: int) -> None:
+    for key, where in (("seed", value), ("chat_template_args", {"a": [value]}), ("optimizer_args", {"a": value})):
+        assert issue_of(**{key: where}).path == key
+
+
 def test_a_range_is_told_with_both_its_ends() -> None:
     assert issue_of(batch_size=0).message.endswith("it must be an integer ≥ 1 and ≤ 1048576.")
     assert issue_of(seed=-1).message.endswith("it must be an integer ≥ 0 and ≤ 9007199254740991.")

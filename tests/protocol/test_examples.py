@@ -117,6 +117,7 @@ BROKEN: list[tuple[str, str, Edit]] = [
     ("L-2", "finished", lambda lines: lines.append(lines[-1] | {"seq": lines[-1]["seq"] + 1})),
     ("W-2", "finished", put("generation", completion="x" * 70_000)),
     ("W-2", "finished", put("data", x_more="x" * 70_000)),
+    ("W-2", "finished", put("init", x_more="x" * 70_000)),
     ("W-3", "finished", put("data", x_big=2**53)),
     ("M-1", "finished", put("step", loss="low")),
     ("M-1", "finished", drop("step", "updates")),

@@ -1,5 +1,6 @@
 """Rules of PROTOCOL.md that only a whole worker can show, with the scripted engine."""
 
+import hashlib
 import json
 import os
 import signal
@@ -237,6 +238,29 @@ def test_a_second_worker_is_told_who_holds_the_run(shop: Any, run: Any) -> None:
     assert error["details"]["pid"] == first.process.pid
     first.send("STOP")
     lines_of(first)
+
+
+def test_the_lock_file_says_who_holds_the_run_and_where_it_listens(shop: Any, run: Any) -> None:
+    session = run(script=LONG)
+    attempt = session.until("attempt")
+    session.until("step", step=1)
+    told = json.loads((shop.run_dir / rundir.LOCK_NAME).read_bytes())
+    assert (told["pid"], told["run_id"], told["phase"]) == (session.process.pid, attempt["run_id"], "running")
+    assert stat.S_ISSOCK(Path(told["socket"]).stat().st_mode)
+    os.kill(told["engine_pid"], 0)
+    assert isinstance(told["since_ms"], int)
+    session.send("STOP")
+    lines_of(session)
+
+
+def test_a_checkpoint_lists_its_files_with_their_sizes_and_hashes(run: Any) -> None:
+    folder = Path(lines_of(run())[-1]["checkpoint"])
+    told = json.loads((folder / rundir.MANIFEST_NAME).read_bytes())
+    assert (told["step"], told["kind"]) == (12, "final")
+    files = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != rundir.MANIFEST_NAME}
+    assert told["files"] == {
+        name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()
+    }
 
 
 def test_a_folder_that_holds_something_else_or_a_finished_run_is_left_alone(shop: Any, run: Any) -> None:

@@ -1,6 +1,8 @@
 """The JSON Schema says what the types say: every printed line fits it, and every command that is taken."""
 
+import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +22,8 @@ from trainwire_protocol.config_load import check_settings
 from trainwire_protocol.errors import BY_CODE, TrainwireError
 from trainwire_protocol.events import EVENT_TYPES, TRANSPORT_TYPES, Response, type_name
 from trainwire_protocol.generate.__main__ import generated_files
-from trainwire_protocol.generate.tables import TABLES, fill
+from trainwire_protocol.generate.tables import ELSEWHERE, TABLES, fill
+from trainwire_protocol.known import FEATURES, LOG_CODES
 from trainwire_protocol.results import RESULTS
 from trainwire_protocol.schema import build_schema, definition_name
 
@@ -33,6 +36,7 @@ FAST = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+LEVELS = ("debug", "info", "warn", "error")
 Made = Callable[[list[type[Any]]], st.SearchStrategy[Any]]
 
 
@@ -124,6 +128,7 @@ def test_the_schema_takes_what_the_worker_takes(data: st.DataObject, made: Made,
         {"cmd": "stop", "save": "yes"},
         {"cmd": "generate", "prompt": "a", "max_tokens": 0},
         {"cmd": "generate", "messages": [{"role": "user", "content": "a", "x": 1}]},
+        {"cmd": "generate", "messages": []},
         {"cmd": "start"},
         {"cmd": "replay", "from_seq": 0},
     ],
@@ -220,3 +225,40 @@ def test_every_reference_has_its_definition() -> None:
         return [r for v in value for r in references(v)] if isinstance(value, list) else []
 
     assert {r.removeprefix("#/$defs/") for r in references(SCHEMA)} <= set(DEFINITIONS)
+
+
+def test_every_object_that_the_page_names_is_described_on_it_or_in_the_schema() -> None:
+    page = (Path(__file__).resolve().parents[2] / "PROTOCOL.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| `\w+`(?: \?)? \| (.*?) \|", page, re.MULTILINE)
+    kinds = (re.fullmatch(r"(?:(?:list|object) of )?([A-Z]\w+)(?: or null)?", cell) for cell in tables)
+    named = {kind[1] for kind in kinds if kind}
+    assert {"Estimate", "Sample", "Queue", "ErrorBody", "ChatMessage"} <= named
+    described = set(re.findall(r"^#### ([A-Z]\w+)$", page, re.MULTILINE))
+    assert named - described == set(ELSEWHERE)
+    assert set(ELSEWHERE) <= set(DEFINITIONS)
+
+
+def test_every_code_of_a_log_event_in_the_sources_is_on_the_list_and_the_other_way_round() -> None:
+    worker = Path(__file__).resolve().parents[2] / "worker"
+    said: set[str] = set()
+    anywhere: set[str] = set()
+    for file in worker.glob("trainwire_[wef]*/**/*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        anywhere |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and _is_code(node.value)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("log", "Log", "Notice"):
+                given = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "code")]
+                said |= {arg.value for arg in given if isinstance(arg, ast.Constant) and _is_code(arg.value)}
+    assert said - set(LOG_CODES) == {"flood"}, "that one comes from scripts alone"
+    assert set(LOG_CODES) - anywhere - set(BY_CODE) == set()
+    assert set(DEFINITIONS["LogEvent"]["properties"]["code"]["x-known"]) == set(LOG_CODES)
+
+
+def _is_code(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[a-z]+(_[a-z]+)*", value) is not None and value not in LEVELS
+
+
+def test_the_features_of_a_worker_are_on_the_page_and_in_the_schema() -> None:
+    page = (Path(__file__).resolve().parents[2] / "PROTOCOL.md").read_text(encoding="utf-8")
+    assert all(f"| `{feature}` |" in page for feature in FEATURES)
+    assert DEFINITIONS["Hello"]["properties"]["features"]["items"]["x-known"] == sorted(FEATURES)

@@ -332,6 +332,19 @@ def test_stop_without_saving_leaves_no_checkpoint(serve: Spawn) -> None:
     assert not worker.of("checkpoint")
 
 
+def test_updates_that_wait_for_log_every_count_and_a_stop_saves_them(serve: Spawn) -> None:
+    script = {"acts": [{"do": "sleep", "step": 3, "ms": 500}]}
+    config = {"max_steps": 100, "log_every": 50, "save_every": 0}
+    worker = serve("--stop-grace", "0.05", script=script, config=config)
+    worker.start()
+    while worker.result("status")["step"] < 2:
+        assert not worker.of("step", "end")
+    worker.send("stop")
+    end = worker.finish()
+    assert worker.of("step")[0]["updates"] == end["step"] >= 3
+    assert end["checkpoint"] == str(worker.run_dir / f"checkpoint-{end['step']:06d}")
+
+
 @pytest.mark.parametrize(
     "script", [{"load_ms": 600_000}, {"acts": [{"do": "hang", "at": "load"}]}], ids=["load", "hang"]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from worker_driver import SCHEMA, Spawn, Worker, is_gone, wait_until
 
 from trainwire_protocol.errors import BY_CODE
+from trainwire_worker.options import parse
 
 LONG = {"max_steps": 100_000}
 
@@ -330,3 +332,30 @@ def test_a_run_that_stops_early_says_so_in_its_last_line(run: Spawn) -> None:
     end = worker.finish()
     assert worker.of("complete")[0]["reason"] == "early_stopping"
     assert (end["outcome"], end["reason"], end["exit_code"]) == ("completed", "early_stopping", 0)
+
+
+def test_the_page_s_arguments_are_those_of_the_worker_with_their_defaults() -> None:
+    page = (Path(__file__).parents[2] / "PROTOCOL.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`--.*?) \| .*? \| (.*?) \|$", page, re.MULTILINE)
+    run, serve = parse(["run", "c.toml"], {}), parse(["serve"], {})
+    assert len(rows) > 12
+    for names, told in rows:
+        options = re.findall(r"--([a-z-]+)", names)
+        for option, default in zip(options, told.split(", ") if len(options) > 1 else [told], strict=True):
+            value = getattr(run, option.replace("-", "_"))
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                assert float(default) == value, option
+            elif isinstance(value, str):
+                assert default == f"`{value}`", option
+            else:
+                assert not value, "what has no default is off"
+            if option not in ("resume", "overwrite", "linger"):
+                assert getattr(serve, option.replace("-", "_")) == value
+    usage = " ".join(_help(mode) for mode in ("run", "serve"))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page))
+    assert [option for option in sorted(named) if not re.search(rf"{option}\b", usage)] == []
+
+
+def _help(mode: str) -> str:
+    command = [sys.executable, "-m", "trainwire_worker", mode, "--help"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -133,6 +133,55 @@ def test_a_long_text_is_cut_and_named_and_the_line_stays_short(serve: Spawn) -> 
     worker.finish()
 
 
+LONG_VALUES = {
+    "prompts": ["p" * 1000] * 60,
+    "data": [f"shard-{number:05d}.jsonl" for number in range(900)],
+    "chat_template_args": {"text": "\U0001f600" * 5000},
+}
+
+
+@pytest.mark.parametrize("key", LONG_VALUES)
+def test_a_config_that_init_could_not_tell_in_one_line_is_refused_and_the_key_is_named(serve: Spawn, key: str) -> None:
+    worker = serve()
+    result = worker.result("validate", config={**worker.config, key: LONG_VALUES[key]})
+    assert [(issue["path"], issue["code"]) for issue in result["issues"]] == [(key, "too_long")]
+    worker.send("start", config={**worker.config, key: LONG_VALUES[key]})
+    end = worker.finish()
+    assert (end["reason"], end["exit_code"]) == ("config_invalid", 3)
+    assert "--max-line" in worker.of("error")[0]["hint"]
+    assert not worker.run_dir.exists()
+
+
+def test_the_longest_config_that_is_taken_fits_into_a_line_also_when_it_is_sent_again(serve: Spawn) -> None:
+    worker = serve("--max-line", "9000", limit=9000, config={"run_name": "n" * 200})
+    low, high = 0, 9000
+
+    def is_taken(length: int) -> bool:
+        config = {**worker.config, "chat_template_args": {"text": "t" * length}}
+        return bool(worker.result("validate", config=config)["valid"])
+
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_taken(middle) else (low, middle)
+    id = "\U0001f600" * 128
+    start = worker.send("start", id, config={**worker.config, "chat_template_args": {"text": "t" * low}})
+    assert worker.reader.answer(start)["ok"]
+    worker.wait("step")
+    assert worker.ask("replay", "\U0001f601" * 128, types=["init"])["result"] == {"count": 1}
+    first, again = worker.of("init")
+    assert len(first["config"]["chat_template_args"]["text"]) == low
+    assert again == {**first, "cause": "\U0001f601" * 128, "replay": True}
+    worker.finish()
+
+
+def test_a_line_limit_that_a_config_needed_belongs_to_the_arguments_of_its_resume(serve: Spawn) -> None:
+    worker = serve("--max-line", "70000", limit=70_000, config={"max_steps": 10**5})
+    worker.begin(config={"prompts": ["p" * 60_000]})
+    worker.send("stop")
+    words = worker.finish()["resume_args"]
+    assert words[words.index("--max-line") + 1] == "70000"
+
+
 def test_log_every_puts_updates_together_by_the_rule_of_slow_readers(run: Spawn) -> None:
     worker = run(config={"log_every": 4, "max_steps": 10})
     worker.finish()

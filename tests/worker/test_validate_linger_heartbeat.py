@@ -34,6 +34,18 @@ def test_validate_names_every_issue_of_a_bad_config_without_an_engine(serve: Spa
     worker.finish()
 
 
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [({"revision": "main"}, "revision"), ({"chat_template_args": {"n": [2**53]}}, "chat_template_args")],
+)
+def test_validate_names_what_only_a_closer_look_finds(serve: Spawn, change: dict[str, object], path: str) -> None:
+    worker = serve()
+    result = worker.result("validate", config={**worker.config, **change})
+    assert [issue["path"] for issue in result["issues"]] == [path]
+    worker.send("stop")
+    worker.finish()
+
+
 @pytest.mark.parametrize("moment", ["load", "tokenize"])
 def test_validate_says_what_is_wrong_with_model_or_data(serve: Spawn, moment: str) -> None:
     code = {"load": "model_load_failed", "tokenize": "dataset_invalid"}[moment]

@@ -75,6 +75,7 @@ class Reports:
         self._history: list[Step] = []
         self._activity: Activity = "load"
         self._last_sign = 0.0
+        self._begun = False
         self.step = 0
 
     def send(self, report: Report | Event) -> None:
@@ -126,6 +127,10 @@ class Reports:
             **position,
         )
         self._pending = report if self._pending is None else merge_steps(self._pending, report)
+        if not self._begun:
+            # A worker that knows of no update ends a run that is to stop without waiting for its checkpoint.
+            self._begun = True
+            self.send(Alive(activity=self._activity, step=self.step))
 
     def flush(self) -> None:
         """Send the update reports that were merged so far."""

@@ -67,6 +67,8 @@ class Inbox:
         self._pending_step = event if self._pending_step is None else merge_steps(self._pending_step, event)
         if out:
             self.flush()
+        else:
+            self.sign_of_life(event.step)
 
     def flush(self) -> None:
         """Let a step event that waits for more updates go out as it is."""

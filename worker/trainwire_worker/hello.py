@@ -5,13 +5,13 @@ from typing import Any
 
 import orjson
 
+from trainwire_protocol.known import FEATURES
 from trainwire_protocol.limits import MAX_LINE_IN, MINOR, PROTOCOL
 from trainwire_protocol.version import VERSION
 
 from .options import Options
 from .ready import wait_ready
 
-FEATURES = ["control_socket", "counted_resume", "eval", "generate", "linger", "ranks", "replay", "restarts", "validate"]
 MAX_OPEN_COMMANDS = 256
 MAX_BACKLOG = 8 << 20
 """Bytes of unread lines after which the backlog becomes one `gap`."""
@@ -28,7 +28,7 @@ def hello_fields(options: Options) -> dict[str, Any]:
         "worker": {"name": "trainwire", "version": VERSION},
         "pid": os.getpid() if options.clock == "real" else 1,
         "dialect": options.dialect,
-        "features": FEATURES,
+        "features": list(FEATURES),
         "limits": {
             "max_line_in": MAX_LINE_IN,
             "max_line_out": options.max_line,

@@ -90,6 +90,8 @@ class Reports:
 
     def _on_alive(self, report: Alive) -> None:
         snapshot = self._state.snapshot
+        # Updates that wait for `log_every` are done all the same.
+        snapshot.reach(report.step)
         if report.activity == snapshot.activity:
             return
         snapshot.activity = report.activity

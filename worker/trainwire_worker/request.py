@@ -8,7 +8,7 @@ import msgspec
 import orjson
 
 from trainwire_protocol.config import Config
-from trainwire_protocol.config_load import build_config, parse_assignment, read_config_file
+from trainwire_protocol.config_load import build_config, check_size, parse_assignment, read_config_file
 from trainwire_protocol.errors import ConfigInvalid, ForbiddenPath
 
 from .options import Options, words_of_the_run
@@ -67,7 +67,8 @@ def request_from_command(
     for key in _PATHS:
         for text in _texts(merged.get(key)):
             if text == "-" or "\0" in text:
-                raise ForbiddenPath(f"{key} = {text[:64]!r} is no path.", path=text[:256])
+                hint = "A path is the name of a file or a folder."
+                raise ForbiddenPath(f"{key} = {text[:64]!r} is no path.", hint=hint, path=text[:256])
     config = _build(merged, options, None, run_name="run")
     if options.root is not None:
         for key in _PATHS:
@@ -82,6 +83,7 @@ def _build(values: Mapping[str, Any], options: Options, file: Path | None, *, ru
     try:
         base = Path.cwd() if file is None else file.absolute().parent
         config = build_config(values, base, run_name=run_name)
+        check_size(config, options.max_line)
     except OSError as error:
         name = f"{str(error.filename)[:256]}: " if error.filename else ""
         raise ConfigInvalid(f"A path of the config cannot be used: {name}{error.strerror or error}.") from None

@@ -32,7 +32,8 @@ class Snapshot:
         self.run_dir: str | None = None
         self.attempt = 0
         self.attempt_started = False
-        """True once an update of this attempt was reported."""
+        """True once an update of this attempt is done."""
+        self._start_step = 0
         self.checkpoint: Checkpoint | None = None
         self.resumed_from: str | None = None
         self.metrics: Step | None = None
@@ -45,9 +46,8 @@ class Snapshot:
     def observe(self, event: Event) -> None:
         """Take notice of an event."""
         if type(event) is Step:
-            self.step = event.step
+            self.reach(event.step)
             self.metrics = event
-            self.attempt_started = True
         elif isinstance(event, Checkpoint):
             if event.kind != "best":
                 self.checkpoint = event
@@ -67,7 +67,13 @@ class Snapshot:
             self.attempt_started = False
             self.checkpoint = None
             self.resumed_from = event.resumed_from
-            self.step = event.resumed_from_step or 0
+            self.step = self._start_step = event.resumed_from_step or 0
+
+    def reach(self, step: int) -> None:
+        """Take notice that so many updates are done, whether they were reported or wait to be put together."""
+        self.step = max(self.step, step)
+        if step > self._start_step:
+            self.attempt_started = True
 
     def settings_after(self, step: int) -> dict[str, Any]:
         """Give the settings in force that a checkpoint of this step may lack."""

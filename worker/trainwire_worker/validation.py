@@ -43,7 +43,9 @@ class Validation:
                 check_engine_installed()
             state.engine = start_engine(state.options, -1, state.timers, state.show_output, self._on_report)
         except ConfigInvalid as error:
-            state.desk.answer(order, {"valid": False, "issues": error.details.get("issues", [])}, None)
+            issues = error.details.get("issues")
+            refused = {"valid": False, "issues": issues} if issues else _invalid(error.code, error.message)
+            state.desk.answer(order, refused, None)
             return
         except TrainwireError as error:
             state.desk.answer(order, None, error)

@@ -1,32 +1,25 @@
 """The generated parts of the documents: tables of messages, commands, keys, codes, made from the types."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..commands import COMMANDS, WORDS
 from ..config import FIELDS, ON_RESUME, SETTABLE, OnResume
 from ..errors import BY_CODE
 from ..events import EVENT_TYPES, TRANSPORT_TYPES, type_name
+from ..known import FEATURES, LOG_CODES
 from ..results import RESULTS
 from ..schema import Schema, build_schema, definition_name
 from . import examples
 
 _MARKED = re.compile(r"(<!-- generated:([a-z-]+) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
-INNER = (
-    "WorkerInfo",
-    "Limits",
-    "Queue",
-    "Memory",
-    "Dropped",
-    "DataReport",
-    "Change",
-    "Issue",
-    "ErrorBody",
-    "ChatMessage",
-)
-"""Objects inside messages and results that have a table of their own."""
+ELSEWHERE = ("Config", "ResolvedConfig", "SettableValues", "ErrorCode")
+"""Objects and texts that the page describes in another place than the other objects inside messages."""
 _EVERY_EVENT = ("type", "seq", "ts", "cause", "replay", "truncated", "more", "non_finite")
+
+
+_EVENT_NAMES = {definition_name(type_name(t), "Event"): type_name(t) for t in EVENT_TYPES}
 
 
 def fill(document: str, tables: Mapping[str, Callable[[], str]]) -> str:
@@ -34,10 +27,45 @@ def fill(document: str, tables: Mapping[str, Callable[[], str]]) -> str:
     return _MARKED.sub(lambda m: f"{m[1]}{tables[m[2]]()}{m[3]}", document)
 
 
+def _target(field: Schema) -> str:
+    """Give the name of the definition that a reference means."""
+    return str(field["$ref"]).rsplit("/", 1)[-1]
+
+
+def _references(value: Any) -> Iterator[str]:
+    """Go through the names of the definitions that a schema refers to, in order."""
+    if isinstance(value, dict):
+        if "$ref" in value:
+            yield _target(value)
+        for part in value.values():
+            yield from _references(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _references(part)
+
+
+def _inner(definitions: Mapping[str, Schema]) -> list[str]:
+    """Name the objects that occur inside messages, results and commands, each behind the one it occurs in."""
+    outer = [*_EVENT_NAMES, *(definition_name(type_name(t), "") for t in TRANSPORT_TYPES)]
+    outer += [definition_name(cmd, "Command") for cmd in COMMANDS] + [kind.__name__ for kind in RESULTS.values()]
+    found: list[str] = []
+
+    def visit(name: str) -> None:
+        for inner in _references(definitions[name]):
+            if inner not in outer and inner not in ELSEWHERE and inner not in found:
+                found.append(inner)
+                visit(inner)
+
+    for name in outer:
+        visit(name)
+    return found
+
+
 def _words(field: Schema) -> str:
     """Say a field's type in a few words."""
     if "$ref" in field:
-        return str(field["$ref"]).rsplit("/", 1)[-1]
+        name = _target(field)
+        return f"the event `{_EVENT_NAMES[name]}`" if name in _EVENT_NAMES else name
     if "const" in field:
         return f"`{field['const']}`"
     if "enum" in field:
@@ -125,9 +153,10 @@ def commands() -> str:
             if key not in ("id", "cmd"):
                 default = field.get("default")
                 text = "required" if key in definition["required"] else "" if default is None else f"`{_json(default)}`"
-                parameters.append((f"`{key}`", _words(field).removesuffix(" or null"), text))
+                words = _words(field).removesuffix(" or null")
+                parameters.append((f"`{key}`", words, text, _description(field)))
         if parameters:
-            parts.append(_table(("parameter", "type", "default"), parameters) + "\n")
+            parts.append(_table(("parameter", "type", "default", ""), parameters) + "\n")
         result = definitions[RESULTS[cmd].__name__]
         parts.append(f"{result['description']}\n\n")
         parts.append(_table(("result", "type", ""), _fields(result, ())) + "\n")
@@ -191,11 +220,21 @@ def types() -> str:
     """The objects that occur inside messages and results."""
     definitions = build_schema()["$defs"]
     parts = []
-    for name in INNER:
+    for name in _inner(definitions):
         definition = definitions[name]
         parts.append(f"#### {name}\n\n{definition['description']}\n\n")
         parts.append(_table(("field", "type", ""), _fields(definition, ())) + "\n")
     return "\n" + "".join(parts)
+
+
+def log_codes() -> str:
+    """The codes of `log` events."""
+    return _table(("code", "when"), [(f"`{code}`", text) for code, text in LOG_CODES.items()])
+
+
+def features() -> str:
+    """What `hello.features` may name."""
+    return _table(("feature", "what the worker can do"), [(f"`{name}`", text) for name, text in FEATURES.items()])
 
 
 def _json(value: Any) -> str:
@@ -211,6 +250,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "settable": settable,
     "error-codes": error_codes,
     "exit-codes": exit_codes,
+    "log-codes": log_codes,
+    "features": features,
     "resume-keys": resume_keys,
     "types": types,
     "life": examples.life,
