@@ -322,6 +322,7 @@ SAME = {
     "--stop-grace": "4",
     "--exit-grace": "20",
     "--lock-wait": "0",
+    "--max-line": "30000",
 }
 OF_ONE_PROCESS = {
     "--overwrite": None,
@@ -329,7 +330,6 @@ OF_ONE_PROCESS = {
     "--parent-pid": "1",
     "--parent-poll": "0.1",
     "--heartbeat": "1",
-    "--max-line": "30000",
     "--backpressure": "block",
     "--dialect": "mlx-tui",
     "--progress": "off",

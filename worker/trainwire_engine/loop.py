@@ -88,6 +88,8 @@ def train(parts: Parts) -> Reason | None:
         warn(parts, measured, rows)
         if course.reports_now:
             reports.flush()
+        else:
+            reports.hold()
     return None
 
 

@@ -127,8 +127,15 @@ class Reports:
             **position,
         )
         self._pending = report if self._pending is None else merge_steps(self._pending, report)
-        if not self._begun:
-            # A worker that knows of no update ends a run that is to stop without waiting for its checkpoint.
+
+    def hold(self) -> None:
+        """Let updates wait for those that they are merged with; that the run has begun is told at once.
+
+        A worker that knows of no update ends a run that is to stop without waiting for its checkpoint.
+        """
+        if self._begun:
+            self.alive()
+        else:
             self._begun = True
             self.send(Alive(activity=self._activity, step=self.step))
 

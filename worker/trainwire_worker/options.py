@@ -73,8 +73,12 @@ _OF_THE_RUN = (
     "stop_grace",
     "exit_grace",
     "lock_wait",
+    "max_line",
 )
-"""What a resumed run is given again; the rest is about one process, its front end and the lines between them."""
+"""What a resumed run is given again; the rest is about one process, its front end and the lines between them.
+
+A config may need the longest line that it was started with.
+"""
 
 
 def _seconds(text: str) -> float:
