@@ -1,10 +1,11 @@
-"""Measures the worker and its wire with the scripted engine, and compares with what is promised.
+"""Measures the worker and its wire, and compares with what is promised: with the scripted engine, but where it is said.
 
-python benchmarks/wire.py [--short] [--json FILE]
+python benchmarks/wire.py [--short] [--json FILE] [PART …]
 """
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import select
@@ -74,23 +75,36 @@ class Figure:
 class Worker:
     """A worker process whose lines are taken as fast as they come."""
 
-    def __init__(self, folder: Path, mode: str, script: dict[str, Any], *words: str, python: list[str] | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        mode: str,
+        script: dict[str, Any] | None,
+        *words: str,
+        python: list[str] | None = None,
+        config: dict[str, Any] | None = None,
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "script.json").write_text(json.dumps(script))
         self.config = {"model": "m", "data": "d", "run_dir": str(folder / "run"), "save_every": 0, "max_steps": LONG}
+        self.config |= config or {}
         self.log = folder / "run" / "events.jsonl"
         command = [sys.executable, *(python or ["-m", "trainwire_worker"]), mode]
         if mode == "run":
             text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.config.items())
             (folder / "config.toml").write_text(text)
             command.append(str(folder / "config.toml"))
-        command += ["--engine", "fake", "--script", str(folder / "script.json"), *words]
+        if script is not None:
+            command += ["--engine", "fake", "--script", str(folder / "script.json")]
+        command += words
         self.started = time.perf_counter()
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, cwd=folder
         )
         self._rest = b""
         self._lines: list[bytes] = []
+        self.pings = 0
+        """Pings so far: the next one's id."""
 
     def send(self, **command: Any) -> None:
         """Send a command."""
@@ -180,17 +194,66 @@ def pings(folder: Path, short: bool) -> list[Figure]:
         worker.config["save_every"] = 2 if name == "save" else 0
         worker.send(cmd="start", config=worker.config)
         worker.wait(b'"activity":"load"') if name == "load" else worker.wait(b'{"type":"step"')
-        times = []
-        for number in range(200 if short else 2000):
-            before = time.perf_counter()
-            worker.send(cmd="ping", id=number)
-            worker.wait(b'{"type":"response"', b'"id":%d,' % number)
-            times.append(1000 * (time.perf_counter() - before))
-            time.sleep(0.0005)
+        times = ping(worker, 200 if short else 2000)
         worker.end()
-        figures.append(Figure(f"ping during {name}, p99", statistics.quantiles(times, n=100)[98], "ms", 10.0))
-        figures.append(Figure(f"ping during {name}, median", statistics.median(times), "ms"))
+        figures += latencies(f"ping during {name}", times)
     return figures
+
+
+def ping(worker: Worker, count: int, until: bytes | None = None) -> list[float]:
+    """Ping so often, or until a line with this part comes; milliseconds to each response."""
+    times: list[float] = []
+    over = False
+    while len(times) < count and not over:
+        mark = b'"id":%d,' % worker.pings
+        before = time.perf_counter()
+        worker.send(cmd="ping", id=worker.pings)
+        worker.pings += 1
+        while not ((line := worker.line()).startswith(b'{"type":"response"') and mark in line):
+            over = over or (until is not None and until in line)
+        times.append(1000 * (time.perf_counter() - before))
+        time.sleep(0.0005)
+    return times
+
+
+def latencies(name: str, times: list[float]) -> list[Figure]:
+    """Give the figures of a row of pings."""
+    return [
+        Figure(f"{name}, p99", statistics.quantiles(times, n=100)[98], "ms", 10.0),
+        Figure(f"{name}, median of {len(times)}", statistics.median(times), "ms"),
+    ]
+
+
+def real_pings(folder: Path, short: bool) -> list[Figure]:
+    """Time from `ping` to its response while the real engine loads, traces, trains on every core, and saves."""
+    if importlib.util.find_spec("mlx") is None:
+        return []
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from benchmarks.inputs import make_model, make_rows
+
+    inputs = {
+        "model": str(make_model("tiny", folder)),
+        "data": str(make_rows(folder, 2000, 250) / "train.jsonl"),
+        "cache_dir": str(folder / "cache"),
+        "eval_every": 0,
+        "max_seq_length": 512,
+    }
+    count = 200 if short else 2000
+    times: dict[str, list[float]] = {"loading and tokenizing": [], "the first updates": []}
+    for number in range(2 if short else 5):
+        worker = Worker(folder / str(number), "serve", None, config=inputs)
+        worker.wait(b'{"type":"hello"')
+        worker.send(cmd="start", config=worker.config)
+        times["loading and tokenizing"] += ping(worker, 10**6, b'{"type":"init"')
+        times["the first updates"] += ping(worker, 10**6, b'"step":3,')
+        if number == 0:
+            times["steps"] = ping(worker, count)
+        worker.end()
+    saving = {**inputs, "method": "full", "save_every": 1, "max_checkpoints": 1}
+    worker = Worker(folder / "saves", "serve", None, config=saving).start()
+    times["saves after every step"] = ping(worker, count)
+    worker.end()
+    return [figure for name, row in times.items() for figure in latencies(f"ping during {name}, real engine", row)]
 
 
 def throughput(folder: Path, short: bool) -> list[Figure]:
@@ -301,15 +364,24 @@ def upkeep(folder: Path, short: bool) -> list[Figure]:
     ]
 
 
+PARTS: dict[str, Callable[[Path, bool], list[Figure]]] = {
+    measure.__name__: measure for measure in (hello, pings, real_pings, throughput, never_reading, reaction, upkeep)
+}
+
+
 def main() -> int:
     """Print a table; 1 if a promise is broken."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="fewer repetitions")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON, too")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"instead of all: {', '.join(PARTS)}")
     arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"there is no part {', '.join(unknown)}")
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="trainwire-wire-") as name:
-        for measure in (hello, pings, throughput, never_reading, reaction, upkeep):
+        for part in arguments.parts or PARTS:
+            measure = PARTS[part]
             for figure in measure(Path(name) / measure.__name__, arguments.short):
                 figures.append(figure)
                 sign = "≥" if figure.at_least else "≤"

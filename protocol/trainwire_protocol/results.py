@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from .config import MAX_INT
 from .config_load import Issue
-from .events import Activity, CommandId, Count, Dropped, Outcome, Phase, Queue, Step
+from .events import Activity, CommandId, Count, Data, Dropped, Outcome, Phase, Queue, Step
 
 
 class DataReport(msgspec.Struct):
@@ -21,6 +21,12 @@ class DataReport(msgspec.Struct):
     trained_tokens: Count
     length_histogram: dict[str, int]
     padding_fraction: float
+
+
+def data_report(event: Data) -> dict[str, Any]:
+    """Make what `validate` says of a split from its `data` event."""
+    told = msgspec.to_builtins(event)
+    return {name: told[name] for name in DataReport.__struct_fields__}
 
 
 class Estimate(msgspec.Struct):

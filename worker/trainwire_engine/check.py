@@ -21,6 +21,7 @@ from trainwire_engine.step import UpdateStep
 from trainwire_engine.values import check_values, try_prompts
 from trainwire_protocol.channel import Check
 from trainwire_protocol.config import Config
+from trainwire_protocol.results import data_report
 
 
 def check(order: Check, reports: Reports) -> None:
@@ -56,7 +57,7 @@ def _checked(order: Check, reports: Reports) -> dict[str, Any]:
         "valid": True,
         "issues": [{"path": "", "code": notice.code, "message": notice.message} for notice in notices],
         "config": resolved(config, train),
-        "data": [msgspec.to_builtins(split) for split in splits],
+        "data": [data_report(split) for split in splits],
         "total_steps": total,
         "trainable_parameters": model.trainable_parameters,
         "total_parameters": model.total_parameters,

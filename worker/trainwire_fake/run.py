@@ -10,6 +10,7 @@ from trainwire_protocol import rundir
 from trainwire_protocol.config import Config
 from trainwire_protocol.errors import DiskFull, Internal, IoError, NonFinite, TrainwireError
 from trainwire_protocol.events import Complete, Log, Outcome
+from trainwire_protocol.results import data_report
 
 from .acts import Acts
 from .clock import Clock, FakeClock, RealClock
@@ -117,7 +118,7 @@ def _check(session: Session) -> dict[str, Any]:
         "valid": True,
         "issues": [],
         "config": msgspec.to_builtins(session.config),
-        "data": [msgspec.to_builtins(split) for split in splits],
+        "data": [data_report(split) for split in splits],
         "total_steps": session.plan.total_steps,
         "trainable_parameters": TRAINABLE_PARAMETERS,
         "total_parameters": TOTAL_PARAMETERS,
