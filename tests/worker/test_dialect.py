@@ -171,6 +171,28 @@ def test_the_view_restarts_with_resume_and_goes_on(run: Spawn) -> None:
     assert second.of("step")[0]["step"] == 6
 
 
+def test_a_step_for_each_update_is_kept_to_also_by_set(run: Spawn) -> None:
+    worker = tui(run, config={"max_steps": 10**5})
+    worker.wait("step")
+    worker.raw(b"SET log_every=5\n")
+    assert "log_every stays" in worker.wait("log", level="warn")["message"]
+    worker.raw(b"STOP\n")
+    assert ended(worker) == 0
+    steps = [line["step"] for line in worker.of("step")]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_view_that_says_stop_and_is_killed_leaves_a_run_that_saves(run: Spawn) -> None:
+    worker = tui(run, "--on-eof", "stop", script={"step_ms": 200}, config={"max_steps": 10**5, "save_every": 0})
+    worker.wait("step")
+    worker.raw(b"STOP\n")
+    worker.close_input()
+    worker.close_output()
+    assert worker.exit_code() == 0
+    assert worker.log()[-1]["outcome"] == "stopped"
+    assert worker.log()[-1]["checkpoint"] is not None
+
+
 def test_lines_stay_within_the_limit(run: Spawn) -> None:
     config = {"max_steps": 2, "generate_every": 1, "prompts": ["x" * 5000]}
     script = {"completion": "é", "completion_repeat": 40_000}

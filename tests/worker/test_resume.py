@@ -338,6 +338,12 @@ OF_ONE_PROCESS = {
 }
 
 
+def test_a_key_behind_the_word_resume_is_a_key() -> None:
+    options = parse(["run", "c.toml", "a=1", "--resume", "max_steps=40", "b=2"], {})
+    assert (options.resume, sorted(options.assignments)) == ("auto", ["a=1", "b=2", "max_steps=40"])
+    assert parse(["run", "c.toml", "--resume", "runs/a=1/checkpoint-000004"], {}).resume == "runs/a=1/checkpoint-000004"
+
+
 def test_each_option_of_the_run_is_in_its_resume_arguments_and_none_of_its_process(tmp_path: Path) -> None:
     for name in ("script.json", "hosts.json"):
         (tmp_path / name).write_text("{}")

@@ -34,9 +34,11 @@ ALLOWED: dict[str, frozenset[Phase]] = {
 class Desk:
     """The open commands, by the number of the order that each became."""
 
-    def __init__(self, emitter: Emitter, snapshot: Snapshot) -> None:
+    def __init__(self, emitter: Emitter, snapshot: Snapshot, fixed: frozenset[str] = frozenset()) -> None:
         self._emitter = emitter
         self._snapshot = snapshot
+        self._fixed = fixed
+        """Keys that `set` cannot change in this process."""
         self.host: Host
         """The run that is steered; set once it is there."""
         self._open: dict[int, Pending] = {}
@@ -156,7 +158,7 @@ class Desk:
         self.host.give_order(ResumeOrder(order=self.file(pending), steps=command.steps))
 
     def _order(self, command: c.ClientCommand, pending: Pending, source: Source) -> None:
-        parameters = order_parameters(command, self._snapshot.run_dir)
+        parameters = order_parameters(command, self._snapshot.run_dir, self._fixed)
         if pending.cmd in c.ORDERS:
             self._record(pending, parameters, source)
         self.host.give_order(make_order(command, self.file(pending), parameters))

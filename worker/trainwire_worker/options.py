@@ -190,6 +190,10 @@ def parse(arguments: list[str], environment: dict[str, str]) -> Options:
     late = [word for word in rest if "=" in word and not word.startswith("-")]
     if rest != late or (late and values["mode"] != "run"):
         refuse(f"unrecognized arguments: {' '.join(rest)}")
+    if "=" in (values.get("resume") or "") and values["resume"].partition("=")[0].isidentifier():
+        # `--resume key=value`: the word behind it is a key of the config, not a folder.
+        late.insert(0, values["resume"])
+        values["resume"] = "auto"
     values.setdefault("assignments", []).extend(late)
     if values["dialect"] is None:
         values["dialect"] = "mlx-tui" if environment.get("MLX_TUI_MODE") == "1" else "native"

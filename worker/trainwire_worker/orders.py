@@ -10,7 +10,7 @@ import msgspec
 from trainwire_protocol import commands as c
 from trainwire_protocol.channel import CheckpointOrder, EvalOrder, GenerateOrder, Order, SetOrder
 from trainwire_protocol.config_load import check_settings
-from trainwire_protocol.errors import BadParams
+from trainwire_protocol.errors import BadParams, Unsupported
 from trainwire_protocol.rundir import ABANDONED_NAME, BEST_NAME, FINAL_NAME, LOCK_NAME, LOG_NAME, read_manifest
 
 from .request import CONFIG_NAME
@@ -19,13 +19,16 @@ _RESERVED = frozenset((LOG_NAME, LOCK_NAME, CONFIG_NAME, FINAL_NAME, BEST_NAME, 
 _OF_THE_RUN = re.compile(r"(emergency-)?checkpoint-\d+")
 
 
-def order_parameters(command: c.ClientCommand, run_dir: str | None) -> dict[str, Any]:
-    """Give the parameters as the `command` event shows them.
+def order_parameters(command: c.ClientCommand, run_dir: str | None, fixed: frozenset[str]) -> dict[str, Any]:
+    """Give the parameters as the `command` event shows them; keys that are `fixed` stay as they are.
 
-    Raises UnknownParam or BadParams for a setting or a name that cannot be.
+    Raises UnknownParam, BadParams or Unsupported for a setting or a name that cannot be.
     """
     if isinstance(command, c.Set):
-        return {"values": check_settings(command.values)}
+        values = check_settings(command.values)
+        for key in fixed.intersection(values):
+            raise Unsupported(f"{key} stays as it is: the dialect promises a line for each update.", key=key)
+        return {"values": values}
     if isinstance(command, c.SaveCheckpoint):
         if command.name is None:
             return {}

@@ -31,7 +31,8 @@ class RunState:
         self.clock = clock
         self.timers = timers
         self.mailbox = mailbox
-        self.desk = Desk(emitter, snapshot)
+        fixed = frozenset({"log_every"}) if options.dialect == "mlx-tui" else frozenset()
+        self.desk = Desk(emitter, snapshot, fixed)
         self.request: Request | None = None
         """The checked config, once a run was asked for."""
         self.prepared: Prepared | None = None
