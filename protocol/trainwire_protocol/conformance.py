@@ -41,6 +41,7 @@ class Checker:
         self._step = 0
         self._resumed_from = 0
         self._stopping = False
+        self._epoch_updates = 0
         self._error: str | None = None
         self._phase = ""
         self._answered: set[int | str] = set()
@@ -172,9 +173,12 @@ class Checker:
         if line["effective_step"] <= self._step:
             self._break("O-7", f"step {self._step} was reported before the values it used.")
 
+    def _on_epoch_start(self, line: Line) -> None:
+        self._epoch_updates = line["num_batches"]
+
     def _on_epoch_end(self, line: Line) -> None:
-        if self._stopping:
-            self._break("O-10", "epoch_end comes after the run was told to stop.")
+        if self._stopping and line["updates"] < self._epoch_updates:
+            self._break("O-10", "epoch_end comes in the middle of an epoch, after the run was told to stop.")
 
     def _on_progress(self, line: Line) -> None:
         self._open_progress[line["id"]] = line["done"]

@@ -165,6 +165,14 @@ def test_a_line_that_is_not_of_the_wire_is_found_out(line: bytes) -> None:
     assert "W-1" in {violation.rule for violation in violations([line])}
 
 
+def test_an_epoch_that_the_last_update_of_a_stopped_run_completes_breaks_no_rule() -> None:
+    lines = [json.loads(line) for line in lines_of("stopped")]
+    lines[find(lines, "epoch_start")]["num_batches"] = 4
+    late_epoch_end(lines)
+    lines[-2]["updates"] = 4
+    assert violations(json.dumps(line).encode() + b"\n" for line in lines) == []
+
+
 def test_a_message_of_an_unknown_type_breaks_no_rule() -> None:
     lines = lines_of("finished")
     lines.insert(5, b'{"type":"from_the_future","x":1}\n')

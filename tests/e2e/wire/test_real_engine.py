@@ -61,7 +61,8 @@ def test_every_command_does_what_it_says(serve: Spawn) -> None:
     assert worker.result("ping")["ts"] >= init["ts"]
     resumed = worker.send("resume", steps=4)
     assert worker.wait("paused", cause=resumed)["step"] == paused["step"] + 4
-    assert [line["updates"] for line in worker.of("step")][-2:] == [2, 2]
+    told = [line["updates"] for line in worker.of("step") if line["step"] > paused["step"]]
+    assert sum(told) == 4 > len(told)
     worker.result("set", values={"max_steps": paused["step"] + 6})
     assert worker.result("resume")["changed"]
     worker.wait("status", phase="lingering")
