@@ -232,8 +232,8 @@ def real_pings(folder: Path, short: bool) -> list[Figure]:
     from benchmarks.inputs import make_model, make_rows
 
     inputs = {
-        "model": str(make_model("tiny", folder)),
         "data": str(make_rows(folder, 2000, 250) / "train.jsonl"),
+        "model": str(make_model("tiny", folder)),
         "cache_dir": str(folder / "cache"),
         "eval_every": 0,
         "max_seq_length": 512,
