@@ -105,6 +105,20 @@ def test_the_first_cause_decides_reason_and_code(serve: Spawn) -> None:
     assert (end["outcome"], end["reason"], end["exit_code"]) == ("stopped", "stop", 0)
 
 
+def test_a_stop_behind_a_signal_is_answered_with_the_ending_that_the_signal_caused(serve: Spawn) -> None:
+    worker = serve(config=LONG)
+    worker.begin()
+    worker.hold_engine()
+    worker.signal(signal.SIGTERM)
+    worker.wait("status", phase="stopping")
+    stop = worker.send("stop")
+    worker.result("ping")
+    worker.let_engine_go()
+    end = worker.finish()
+    assert (end["outcome"], end["exit_code"]) == ("interrupted", 21)
+    assert worker.reader.answer(stop)["result"]["outcome"] == "interrupted"
+
+
 @pytest.mark.parametrize("script", [{"load_ms": 600_000}, {"acts": [{"do": "hang", "at": "load"}]}])
 def test_a_signal_before_the_first_update_does_not_wait_for_the_model(run: Spawn, script: dict[str, Any]) -> None:
     worker = run("--stop-grace", "0.1", script=script)
