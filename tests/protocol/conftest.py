@@ -33,13 +33,21 @@ def _integers(kind: inspect.IntType) -> Strategy:
 def _floats(kind: inspect.FloatType) -> Strategy:
     low, high = kind.gt if kind.ge is None else kind.ge, kind.lt if kind.le is None else kind.le
     if low is None and high is None:
-        return FLOATS
+        return st.floats(allow_nan=False, allow_infinity=False)
     bounds = {"exclude_min": kind.gt is not None, "exclude_max": kind.lt is not None}
     return st.floats(low, high, allow_nan=False, allow_infinity=False, **bounds)
 
 
+def _bare(kind: inspect.Type) -> inspect.Type:
+    return _bare(kind.type) if isinstance(kind, inspect.Metadata) else kind
+
+
+def _is_any_float(kind: inspect.Type) -> bool:
+    return isinstance(kind, inspect.FloatType) and kind == inspect.FloatType()
+
+
 def strategy(kind: inspect.Type) -> Strategy:
-    """Give a strategy for the values of a type; numbers may be non-finite where no range forbids it."""
+    """Give a strategy for the values of a type; numbers may be non-finite where they may be null."""
     match kind:
         case inspect.Metadata():
             return strategy(kind.type)
@@ -62,7 +70,10 @@ def strategy(kind: inspect.Type) -> Strategy:
         case inspect.DictType():
             return st.dictionaries(TEXT, strategy(kind.value_type), max_size=4)
         case inspect.UnionType():
-            return st.one_of([strategy(choice) for choice in kind.types])
+            # Only a number that may be null may also be none that is finite.
+            nullable = any(isinstance(choice, inspect.NoneType) for choice in kind.types)
+            choices = [_bare(choice) for choice in kind.types]
+            return st.one_of([FLOATS if nullable and _is_any_float(c) else strategy(c) for c in choices])
         case inspect.AnyType():
             return JSON
         case inspect.StructType():

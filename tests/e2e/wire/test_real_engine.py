@@ -121,13 +121,13 @@ def test_questions_are_answered_while_checkpoints_are_written(serve: Spawn, meth
 def test_updates_that_wait_for_log_every_are_in_status_and_survive_a_stop(
     serve: Spawn, long_update: dict[str, Any]
 ) -> None:
-    worker = serve("--stop-grace", "0.05", config={**long_update, "log_every": 1000})
+    worker = serve("--stop-grace", "0.05", config={**long_update, "batch_size": 6, "log_every": 1000})
     assert worker.start()["ok"]
     while worker.result("status")["step"] == 0:
-        assert not worker.of("step", "end")
+        assert not worker.of("end")
     worker.send("stop")
     end = finish(worker)
-    assert worker.of("step")[-1]["updates"] == end["step"] > 0
+    assert sum(line["updates"] for line in worker.of("step")) == end["step"] > 0
     assert rundir.defect(Path(end["checkpoint"])) is None
 
 
