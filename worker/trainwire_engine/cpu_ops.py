@@ -63,7 +63,7 @@ def _causal_attention(queries: mx.array, keys: mx.array, values: mx.array) -> tu
     kept = []
     for start, end in _blocks(length):
         asked = queries[:, :, :, start:end].reshape(batch, heads, group * (end - start), width)
-        scores = _scores(_after(asked, parts[-1:]), keys, start, end)
+        scores = _scores(asked if keep else _after(asked, parts[-1:]), keys, start, end)
         top = mx.max(scores, axis=-1, keepdims=True)
         powers = exp2(scores - top)
         total = row_sums(powers)
@@ -85,9 +85,11 @@ def _causal_attention_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[
     for (start, end), saved in zip(_blocks(length), kept):
         rows = (batch, heads, group * (end - start), width)
         asked = queries[:, :, :, start:end].reshape(rows)
-        if d_queries:
-            asked = _after(asked, [d_queries[-1], d_keys, d_values])
-        shares = saved if keep else exp2(_scores(asked, keys, start, end) - saved)
+        if keep:
+            shares = saved
+        else:
+            asked = _after(asked, [d_queries[-1], d_keys, d_values] if d_queries else [])
+            shares = exp2(_scores(asked, keys, start, end) - saved)
         above = upstream[:, :, :, start:end].reshape(rows)
         below = (above @ values[:, :, :end].swapaxes(-1, -2)) - drift[:, :, :, start:end].reshape(*rows[:3], 1)
         d_scores = shares * below
@@ -110,7 +112,7 @@ def _scores(asked: mx.array, keys: mx.array, start: int, end: int) -> mx.array:
 
 
 def _after(array: mx.array, done: list[mx.array]) -> mx.array:
-    # All blocks could be made at the same time, and would: a matrix of the length's square.
+    # All blocks could be made at the same time, and would, a matrix of the length's square; it is kept if it is small.
     return mx.depends([array], done)[0] if done else array
 
 
