@@ -69,12 +69,12 @@ def test_replay_reaches_over_attempts_and_to_lines_of_later_versions(serve: Spaw
 
 
 def test_a_replayed_line_keeps_to_the_limit(serve: Spawn) -> None:
-    script = {"acts": [{"do": "log", "step": 1, "message": "m" * 4000 + "é"}]}
+    script = {"acts": [{"do": "log", "step": 1, "message": "m" * 6000 + "é"}]}
     first = serve(script=script, config=LONG)
     first.begin()
     first.send("stop")
     first.finish()
-    second = serve("--max-line", "4096", config=LONG, limit=4096)
+    second = serve("--max-line", "6000", config=LONG, limit=6000)
     second.begin()
     second.result("replay", types=["log"])
     cut = next(line for line in second.lines if line.get("replay") and "truncated" in line)
