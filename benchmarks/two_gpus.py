@@ -10,8 +10,8 @@ all ranks together. The first epoch traces and compiles, later ones of the same 
 - mixed: LoRA, updates of 256 rows of log-normal lengths: with the padding and the shapes of real rows.
 - full: as fixed, every weight trained, so that 2.4 GB of gradients are summed in each update.
 
-`--profile N` says where the time of rank 0's first updates goes. A cold machine compiles kernels for two to three
-minutes in the first case; what the limit, in seconds, leaves no time for is left out.
+`--profile N` says where the time of rank 0's first updates goes. What the limit, in seconds, leaves no time for is left
+out.
 """
 
 from __future__ import annotations
