@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 from tiny import RandomRows
 
-from trainwire_engine import memory
+from trainwire_engine import memory, native
 from trainwire_engine.batches import plan
 from trainwire_engine.model import load_model
 from trainwire_engine.optimizer import Optimizer
@@ -23,8 +23,12 @@ BLOCK_BYTES = 4 * (3 * WIDTH * INNER + 3 * WIDTH * WIDTH)
 
 
 @pytest.fixture
-def peak(config: Callable[..., Config], tiny: Callable[..., Path]) -> Callable[..., int]:
+def peak(
+    config: Callable[..., Config], tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., int]:
     """Give the peak of an update above what is held before it."""
+
+    monkeypatch.setattr(native, "lanes", lambda: 1)
 
     def measure(layers: int, *, bits: int | None = None, rows: int = 1, length: int = 32, **keys: Any) -> int:
         sizes = {"hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": layers, "head_dim": 32}
@@ -61,17 +65,22 @@ def test_packed_layers_are_unpacked_one_after_another(peak: Callable[..., int], 
     assert packed[1] < whole[1] + 1.5 * BLOCK_BYTES
 
 
-def test_after_many_updates_of_mixed_lengths_no_more_is_held(config: Callable[..., Config]) -> None:
+def test_after_many_updates_of_mixed_lengths_no_more_is_held(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What several lanes hold at once depends on how they meet.
+    monkeypatch.setattr(native, "lanes", lambda: 1)
     settings = config(batch_size=4)
     model = load_model(settings)
     step = UpdateStep(model, Optimizer(settings), settings)
-    rows = RandomRows(200, shortest=4, longest=200)
+    rows = RandomRows(80, shortest=4, longest=200)
     held, peaks = [], []
     for number in range(60):
-        step(plan(rows, range(4 * (number % 50), 4 * (number % 50) + 4), 512), step=number, learning_rate=1e-3,
-             max_grad_norm=1.0)  # fmt: skip
+        first = 4 * (number % 20)
+        batches = plan(rows, range(first, first + 4), 512)
+        step(batches, step=number, learning_rate=1e-3, max_grad_norm=1.0)
         now = memory.figures(reset_peak=True)
         held.append(now.active)
         peaks.append(now.peak)
-    assert max(held[50:]) <= max(held[5:10]) * 1.01
-    assert max(peaks[40:]) < 1.3 * max(peaks[10:40])
+    assert max(held[40:]) < 1.1 * max(held[20:40])
+    assert max(peaks[40:]) < 1.2 * max(peaks[:40])
