@@ -45,7 +45,8 @@ class UpdateStep:
     Two functions, compiled on GPUs: one is the forward and backward pass of a micro-batch (traced once per
     shape), one the rest of the update. Everything is summed over trained tokens and divided by their number at the end,
     so the split into micro-batches leaves loss, gradient and norm as they are. `meanwhile` is called in every update
-    once its passes are under way. The host waits for the device once, at the end.
+    once its passes are under way. Its thread waits for the device once, at
+    the end, where one lane is in use.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer, config: Any, ranks: Alone | None = None) -> None:
