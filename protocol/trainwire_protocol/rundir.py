@@ -79,7 +79,8 @@ def read_log(run_dir: Path, kinds: Collection[str]) -> Iterator[dict[str, Any]]:
     Void steps of abandoned timelines are among them; a missing log has no lines.
     """
     marks = {f'{{"type":"{kind}"'.encode() for kind in kinds}
-    with contextlib.suppress(FileNotFoundError), (run_dir / LOG_NAME).open("rb") as file:
+    missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+    with missing, (run_dir / LOG_NAME).open("rb") as file:
         for line in file:
             if line[: line.find(b",")] in marks and line.endswith(b"\n"):
                 with contextlib.suppress(orjson.JSONDecodeError):

@@ -15,6 +15,8 @@ from trainwire_cli.curves import read_curves, smoothed
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'trainwire[view]'")
 
+from trainwire_cli.picture import draw
+
 
 def step(number: int, loss: float | None) -> dict[str, Any]:
     """A step event."""
@@ -68,6 +70,19 @@ def test_curves_leave_out_what_was_abandoned(run_dir: Path) -> None:
     assert curves.checkpoints == [(2, "periodic"), (4, "final")]
     assert curves.epochs == [4]
     assert curves.valid_loss.values == [1.5]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_run_of_no_or_one_update_is_a_legible_picture(tmp_path: Path, steps: int) -> None:
+    events = [attempt(1), *(step(i, 2.0) for i in range(1, steps + 1))]
+    lines = [json.dumps({"type": e["type"], "seq": i, **e}, separators=(",", ":")) for i, e in enumerate(events, 1)]
+    (tmp_path / "events.jsonl").write_text("".join(line + "\n" for line in lines))
+    loss, rate, speed = draw([read_curves(tmp_path)]).axes
+    assert [text.get_text() for text in loss.texts] == ([] if steps else ["no update yet"])
+    assert speed.get_xlim() == (0, 2)
+    if steps:
+        assert [axes.lines[0].get_marker() for axes in (loss, rate, speed)] == ["."] * 3
+        assert rate.get_ylim() == (0, pytest.approx(0.11))
 
 
 def test_smoothing_passes_over_what_is_not_finite() -> None:

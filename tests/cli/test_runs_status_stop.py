@@ -96,3 +96,23 @@ def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
     assert trainwire("stop", tmp_path).returncode == 3
     assert "no runs" in trainwire("runs", tmp_path).stdout
     assert trainwire("runs", tmp_path / "nowhere").returncode == 3
+
+
+@pytest.mark.parametrize(
+    "command", [["status"], ["stop"], ["report"], ["plot", "-o", "x.svg"], ["track", "--tracker", "x"]]
+)
+@pytest.mark.parametrize("kind", ["missing", "a file", "foreign", "not a log", "half a line"])
+def test_a_place_without_a_run_is_refused_in_a_sentence(tmp_path: Path, command: list[str], kind: str) -> None:
+    place = tmp_path / "place"
+    if kind == "a file":
+        place.write_text("text")
+    elif kind != "missing":
+        place.mkdir()
+        log = {"not a log": b"\x00\xff{\n[1]\nnull\n", "half a line": b'{"type":"attempt","seq":1,"run_i'}
+        (place / ("notes.txt" if kind == "foreign" else "events.jsonl")).write_bytes(log.get(kind, b""))
+    done = trainwire(command[0], place, *command[1:])
+    # A tracker may come before the first line is whole; this one does not exist.
+    has_log = kind in ("not a log", "half a line")
+    assert done.returncode == (4 if command[0] == "track" and has_log else 3)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("trainwire: ")

@@ -67,6 +67,27 @@ def test_a_finished_run_in_the_folder_is_a_note(tmp_path: Path) -> None:
     assert f"note: {tmp_path}/runs/c holds a finished run of 3 updates" in done.stdout
 
 
+def test_a_run_that_is_under_way_in_the_folder_is_a_note(tmp_path: Path) -> None:
+    validate(tmp_path, max_steps=10**6)
+    command = [sys.executable, "-m", "trainwire_worker", "run", str(tmp_path / "c.toml"), "--engine", "fake"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert any(b'"type":"step"' in line for line in other.stdout)
+        shown, told = validate(tmp_path, max_steps=10**6), validate(tmp_path, "--json", max_steps=10**6)
+        other.communicate(b"STOP\n")
+    assert (shown.returncode, told.returncode) == (0, 0)
+    assert f"note: {tmp_path}/runs/c is busy: process {other.pid} trains there" in shown.stdout
+    assert shown.stdout.endswith("The run can begin.\n")
+    assert json.loads(told.stdout)["valid"]
+
+
+def test_a_folder_that_holds_something_else_is_no_note(tmp_path: Path) -> None:
+    (tmp_path / "novel.txt").write_text("It was a dark and stormy night.")
+    done = validate(tmp_path, run_dir=str(tmp_path))
+    assert done.returncode == 3
+    assert "holds something else" in done.stdout
+
+
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "trainwire_cli", "validate", str(tmp_path / "none.toml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)

@@ -12,19 +12,33 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from trainwire_client import Attempt, Checkpoint, ConfigChanged, End, EvalEnd, Init, Status, Step
+from trainwire_client import (
+    Attempt,
+    Checkpoint,
+    ConfigChanged,
+    End,
+    Error,
+    EvalEnd,
+    Generation,
+    Init,
+    Log,
+    Status,
+    Step,
+)
 from trainwire_protocol.events import Change
 
 pytest.importorskip("rich", reason="rich is not installed: pip install 'trainwire[view]'")
 pytest.importorskip("uniplot", reason="uniplot is not installed: pip install 'trainwire[view]'")
 
+from rich.cells import cell_len
 from rich.console import Console
 
-from trainwire_cli.watch_state import WatchState
+from trainwire_cli.watch_state import Curve, WatchState
 from trainwire_cli.watch_view import draw
 
 ENVIRONMENT = {**os.environ, "PYTHONSAFEPATH": "1", "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
@@ -57,18 +71,71 @@ def followed(*events: object) -> WatchState:
     return state
 
 
-def drawn(state: WatchState, width: int, height: int = 40) -> str:
+def drawn(state: WatchState, width: int, height: int = 40, *, colour: bool = True, last: bool = False) -> str:
     """The view as text."""
     console = Console(width=width, height=height, file=io.StringIO(), color_system=None)
     with console.capture() as captured:
-        console.print(draw(state, width, height, "keys", "remark"))
+        console.print(draw(state, width, height, "keys", "remark", colour=colour, last=last))
     return captured.get()
+
+
+def busy_run() -> WatchState:
+    """A run with something in every part of the view, wide letters among it."""
+    said = Generation(index=0, prompt="日本の首都はどこですか" * 4, completion="東京です 🗼 " * 30, tokens=5, step=50)
+    valid = EvalEnd(step=50, valid_loss=1.2, perplexity=3.3, token_accuracy=0.5, tokens=9, ms=1.0, best=True)
+    spoken = Log(level="warn", message="Something is unusual. " * 20, code="loss_spike")
+    running = Status(phase="running", message="Training.", activity="train", step=0)
+    return followed(init(), running, *(step(i, 3.0 / i) for i in range(1, 60)), valid, *[said] * 4, *[spoken] * 5)
+
+
+@pytest.mark.parametrize("colour", [True, False])
+@pytest.mark.parametrize(("width", "height"), [(40, 10), (40, 24), (60, 12), (80, 24), (80, 18), (120, 30), (200, 50)])
+def test_a_view_never_has_more_rows_or_columns_than_the_terminal(width: int, height: int, colour: bool) -> None:
+    text = drawn(busy_run(), width, height, colour=colour)
+    assert len(text.splitlines()) <= height
+    assert all(cell_len(line) <= width for line in text.splitlines())
+    for part in ("running", "59/100", "loss 0.0508", "warn", "remark", "keys"):
+        assert part in text, part
+    assert ("╭─ loss" in text) is (height >= 24)
+
+
+def test_what_comes_in_moves_nothing_that_is_there() -> None:
+    def place(state: WatchState) -> int:
+        return next(i for i, line in enumerate(drawn(state, 80, 30).splitlines()) if line.startswith("╰"))
+
+    steps = [step(i, 3.0 / i) for i in range(1, 60)]
+    logs = [Log(level="info", message="Something.", code="x") for _ in range(4)]
+    assert len({place(followed(init(), *steps, *logs[:count])) for count in range(5)}) == 1
+
+
+def test_without_colours_the_curves_differ_by_their_signs() -> None:
+    text = drawn(busy_run(), 100, 30, colour=False)
+    assert "· training" in text
+    assert "# validation" in text
+
+
+def test_a_curve_of_a_long_run_has_few_points_that_cover_all_of_it() -> None:
+    curve = Curve()
+    for at in range(1, 100_001):
+        curve.add(at, float(at <= 1000))
+    points = curve.points()
+    assert 400 <= len(points) <= 801
+    gaps = [after - before for (before, _), (after, _) in pairwise(points)]
+    assert max(gaps) <= 2 * min(gaps[:-1])
+    assert sum(value for at, value in points if at <= 1000) == pytest.approx(1000 / gaps[0], rel=0.2)
+
+
+def test_an_error_is_shown_whole_when_all_is_over() -> None:
+    state = busy_run()
+    state.observe(Error(code="internal", message="One word " * 40 + "finis.", hint=None))
+    assert "finis." not in drawn(state, 80, 24)
+    assert "finis." in drawn(state, 80, 24, last=True)
 
 
 def test_a_resume_takes_back_what_was_abandoned() -> None:
     events = [step(1, 3.0), step(2, 2.0), step(3, 9.0)]
     again = Attempt(run_id="r", attempt=2, protocol=1, worker="0", pid=1, resumed_from_step=2)
-    assert followed(*events, again, step(3, None)).losses == [(1, 3.0), (2, 2.0)]
+    assert followed(*events, again, step(3, None)).losses.points() == [(1, 3.0), (2, 2.0)]
 
 
 def test_the_peak_follows_what_was_set() -> None:
@@ -112,12 +179,23 @@ def test_a_view_without_anything_yet_is_drawn() -> None:
     assert "The loss curve begins" in drawn(WatchState(), 80)
 
 
+LEAD = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
 class Terminal:
     """A process on a pseudo-terminal."""
 
     def __init__(self, command: list[str]) -> None:
         self.master, slave = pty.openpty()
-        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=ENVIRONMENT)
+        # A session whose terminal this is: Ctrl-C reaches all of its foreground processes.
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LEAD, *command], stdin=slave, stdout=slave, stderr=slave, env=ENVIRONMENT
+        )
         os.close(slave)
         self.text = ""
 
@@ -215,6 +293,22 @@ def test_a_worker_that_is_killed_is_shown_as_dead(waiting: Path, piped: bool) ->
     assert "leave" not in last
 
 
+def test_the_first_ctrl_c_at_the_end_of_a_pipe_stops_the_run_and_shows_its_end(waiting: Path) -> None:
+    left = " ".join(run_command(waiting))
+    view = Terminal(["bash", "-c", f"{left} </dev/null 2>/dev/null | {sys.executable} -m trainwire_cli watch"])
+    view.read_until(lambda text: "2/20" in text)
+    view.press("\x03")
+    view.read_until(lambda text: "interrupted" in text)
+    assert view.close() == 21
+    assert "checkpoint-000003" in view.text
+
+
+def test_a_terminal_that_cannot_draw_is_refused(waiting: Path) -> None:
+    view = Terminal(["env", "TERM=dumb", sys.executable, "-m", "trainwire_cli", "watch", str(waiting)])
+    assert view.close() == 2
+    assert "needs a terminal that can draw" in view.text
+
+
 def test_without_a_terminal_it_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "trainwire_cli", "watch", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=90)
@@ -227,6 +321,6 @@ def test_the_end_shows_its_checkpoint() -> None:
         outcome="stopped", reason="stop", step=2, checkpoint="/r/checkpoint-000002", resumable=True, resume_args=[],
         exit_code=0,
     )  # fmt: skip
-    text = drawn(followed(init(), step(1, 2.0), end), 80)
+    text = drawn(followed(init(), step(1, 2.0), end), 80, last=True)
     assert "stopped" in text
     assert "/r/checkpoint-000002" in text

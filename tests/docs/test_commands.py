@@ -211,3 +211,13 @@ def test_every_option_and_command_that_a_page_names_exists() -> None:
     assert all(f"`trainwire {name}" in text or f"\ntrainwire {name} " in text for name in ("validate", "generate"))
     for key in re.findall(r"`(\w+) = [^`]+`", text):
         assert key in FIELDS or key in ("lora_alpha",), key
+
+
+def test_every_exit_code_is_explained_to_people() -> None:
+    from trainwire_protocol import errors
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme[readme.index("| exit | what it means") :].partition("\n\n")[0]
+    shown = {int(code) for codes in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in codes.split(",")}
+    fatal = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")}
+    assert shown == {0, 2, 20, 21, 129, 130, 143} | {code for code in fatal if code is not None}

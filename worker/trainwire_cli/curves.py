@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwire_client import Series, history
+from trainwire_client import ClientError, Series, history
 from trainwire_protocol.rundir import read_log
 
 MAX_POINTS = 2000
@@ -28,9 +28,10 @@ def read_curves(run_dir: Path) -> Curves:
     series = history(run_dir, ("loss", "learning_rate", "tokens_per_second", "valid_loss"), MAX_POINTS)
     epochs: list[int] = []
     checkpoints: list[tuple[int, str]] = []
-    step = 0
+    step, begun = 0, False
     for event in read_log(run_dir, ("attempt", "step", "epoch_end", "checkpoint")):
         if event["type"] == "attempt":
+            begun = True
             # Whatever lies above was abandoned.
             step = event.get("resumed_from_step") or 0
             epochs = [at for at in epochs if at <= step]
@@ -44,6 +45,8 @@ def read_curves(run_dir: Path) -> Curves:
             checkpoints.append((event["step"], event["kind"]))
         else:
             step = event["step"]
+    if not begun:
+        raise ClientError(f"{run_dir} holds no run.")
     return Curves(
         run_dir.absolute().name,
         series["loss"],

@@ -71,6 +71,11 @@ def main() -> int:
         # The reader, `head` for instance, has seen enough; nothing more may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"trainwire: {error.filename}: {error.strerror}.", file=sys.stderr)
+        return 7
 
 
 if __name__ == "__main__":

@@ -25,6 +25,11 @@ def _plain(series: Series) -> tuple[list[int], list[float]]:
     return series.steps, [math.nan if v is None else v for v in series.values]
 
 
+def _dot(series: Series) -> str | None:
+    """What lets a curve of one or two points be seen."""
+    return "." if len(series.steps) < 3 else None
+
+
 def _draw_loss(axes: Axes, run: Curves, colour: str, *, alone: bool) -> None:
     steps, values = _plain(run.loss)
     label = "training" if alone else run.name
@@ -34,7 +39,7 @@ def _draw_loss(axes: Axes, run: Curves, colour: str, *, alone: bool) -> None:
         calm = [math.nan if v is None else v for v in smoothed(list(run.loss.values), window)]
         axes.plot(steps, calm, color=colour, linewidth=1.8, label=label)
     else:
-        axes.plot(steps, values, color=colour, linewidth=1.8, label=label, marker="." if len(values) < 3 else None)
+        axes.plot(steps, values, color=colour, linewidth=1.8, label=label, marker=_dot(run.loss))
     if run.valid_loss.steps:
         steps, values = _plain(run.valid_loss)
         other = _COLOURS[1] if alone else colour
@@ -85,23 +90,28 @@ def draw(runs: Sequence[Curves]) -> Figure:
     for number, run in enumerate(runs):
         colour = _COLOURS[number % len(_COLOURS)]
         _draw_loss(loss, run, colour, alone=len(runs) == 1)
-        rate.plot(*_plain(run.learning_rate), color=colour, linewidth=1.4)
-        speed.plot(*_plain(run.tokens_per_second), color=colour, linewidth=1.0)
+        rate.plot(*_plain(run.learning_rate), color=colour, linewidth=1.4, marker=_dot(run.learning_rate))
+        speed.plot(*_plain(run.tokens_per_second), color=colour, linewidth=1.0, marker=_dot(run.tokens_per_second))
     if len(runs) == 1:
         _mark_events(loss, runs[0])
     _frame(loss, "loss (nats per trained token)")
     _frame(rate, "learning rate")
     _frame(speed, "tokens/s")
     rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2))
-    rate.set_ylim(bottom=0)
+    peak = max((v for run in runs for v in run.learning_rate.values if v is not None), default=0.0)
+    rate.set_ylim(0, 1.1 * peak or 1.0)
     speed.set_ylim(bottom=0)
     speed.yaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}")
     )
     speed.set_xlabel("step (updates)")
     speed.xaxis.set_major_locator(MaxNLocator(integer=True))
+    last = max((run.loss.steps[-1] for run in runs if run.loss.steps), default=0)
+    speed.set_xlim(0, max(2.0, 1.03 * last))
+    if not last:
+        loss.text(0.5, 0.5, "no update yet", transform=loss.transAxes, ha="center", color="#666666")
     figure.align_ylabels()
-    if loss.get_legend_handles_labels()[0]:
+    if last and loss.get_legend_handles_labels()[0]:
         loss.legend(frameon=False, fontsize=9)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     figure.suptitle(title, fontsize=13, fontweight="bold")

@@ -35,6 +35,10 @@ def _text(value: Any) -> str:
     return html.escape(str(value))
 
 
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
+
+
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]], numbers: frozenset[int] = frozenset()) -> str:
     """Make a table of cells that are HTML already; `numbers` are the columns to align on the right."""
 
@@ -134,9 +138,7 @@ def page(run_dir: Path, overview: Overview) -> str:
         parts.append(f"<h2>Generations</h2>{_table(('step', 'prompt', 'completion'), spoken)}")
     checkpoints = list_checkpoints(run_dir)
     if checkpoints:
-        saved = (
-            (_text(c.path.name), str(c.step), _text(c.manifest.kind), f"{c.bytes / 1e6:,.1f} MB") for c in checkpoints
-        )
+        saved = ((_text(c.path.name), str(c.step), _text(c.manifest.kind), _size(c.bytes)) for c in checkpoints)
         parts.append(f"<h2>Checkpoints</h2>{_table(('folder', 'step', 'kind', 'size'), saved, frozenset({1, 3}))}")
     notices = [e for e in log if e["type"] == "log" and e["level"] in ("warn", "error")]
     if notices:

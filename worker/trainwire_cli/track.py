@@ -75,6 +75,8 @@ def _follow(path: Path, follower: Follower, first: int, parent: int | None) -> N
                 event = orjson.loads(line)
             except orjson.JSONDecodeError:
                 continue
+            if not isinstance(event, dict):
+                continue
             void = event["type"] in _VOID_KINDS and not timeline.holds(event["seq"], event["step"])
             if event["seq"] >= first and not void:
                 follower.take(event)

@@ -33,6 +33,7 @@ class Watch:
         self._state = WatchState()
         self._over = threading.Event()
         self._left = False
+        self._interrupted = False
         self._remark = ""
 
     def show(self) -> int:
@@ -43,21 +44,36 @@ class Watch:
         from .watch_view import draw
 
         console = Console()
+        colour = console.color_system is not None and not console.no_color
+
+        def view(*, last: bool = False) -> Any:
+            width, height = console.size
+            return draw(self._state, width, height, self._keys(), self._remark, colour=colour, last=last)
+
         threading.Thread(target=self._follow, daemon=True).start()
-        with self._keyboard() as pressed, Live(console=console, auto_refresh=False, screen=False) as live:
-
-            def redraw() -> None:
-                width, height = console.size
-                live.update(draw(self._state, width, height, self._keys(), self._remark), refresh=True)
-
+        # A screen of its own stays whole when the terminal changes its size; what is left at the end goes below.
+        with self._keyboard() as pressed, Live(console=console, auto_refresh=False, screen=True) as live:
             while not self._over.is_set() and not self._left:
-                redraw()
-                for key in pressed(_REFRESH):
-                    self._press(key)
-            redraw()
+                try:
+                    live.update(view(), refresh=True)
+                    for key in pressed(_REFRESH):
+                        self._press(key)
+                except KeyboardInterrupt:
+                    self._interrupt()
+        console.print(view(last=True))
         if self._state.end is not None:
             return self._state.end.exit_code
         return 0 if self._left else 1
+
+    def _interrupt(self) -> None:
+        """Ctrl-C: a run that is joined is only left; one that ends with the view is stopped first, and shown so."""
+        if self._interrupted or isinstance(self._run, AttachedRun):
+            raise KeyboardInterrupt
+        self._interrupted = True
+        if self._run is None:
+            self._remark = "Ctrl-C: the run of this pipe stops; a second one leaves."
+        else:
+            self._press("s")
 
     def _follow(self) -> None:
         try:
@@ -94,9 +110,9 @@ class Watch:
 
     def _keys(self) -> str:
         if self._run is None:
-            return "Ctrl-C leaves"
-        leave = "q stop and leave  d detach" if isinstance(self._run, Run) else "q leave"
-        return f"p pause/resume  c checkpoint  s stop  +/- rate  {leave}"
+            return "shows only: no keys"
+        leave = "d detach" if isinstance(self._run, Run) else "q leave"
+        return f"p pause  c save  s stop  +- rate  {leave}"
 
     def _press(self, key: str) -> None:
         run, state = self._run, self._state
@@ -107,9 +123,12 @@ class Watch:
             self._do("resume" if paused else "pause", self._resume if paused else self._pause)
         elif key == "c":
             self._do("checkpoint", run.checkpoint)
-        elif key == "s":
+        elif key == "s" or (key == "q" and isinstance(run, Run)):
             self._do("stop", run.stop)
-        elif key in ("+", "=", "-") and state.peak is not None:
+        elif key in ("+", "=", "-"):
+            if state.peak is None:
+                self._remark = "learning rate: it is not known yet"
+                return
             peak = float(f"{state.peak * (1 / _FASTER if key == '-' else _FASTER):.4g}")
             self._do(f"learning rate {peak:g}", lambda: run.set(learning_rate=peak))
         elif key == "d" and isinstance(run, Run):
@@ -167,6 +186,9 @@ def run(words: list[str]) -> int:
     chosen = parser.parse_args(words)
     if not sys.stdout.isatty():
         print("trainwire: watch needs a terminal to draw on; `trainwire run` prints plain lines.", file=sys.stderr)
+        return 2
+    if os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        print("trainwire: watch needs a terminal that can draw; `trainwire run` prints plain lines.", file=sys.stderr)
         return 2
     missing = [name for name in ("rich", "uniplot") if importlib.util.find_spec(name) is None]
     if missing:

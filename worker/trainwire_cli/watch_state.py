@@ -20,8 +20,47 @@ from trainwire_client import (
     Step,
 )
 
-MAX_POINTS = 4000
-"""Points of a curve that are kept; beyond them every other one is given up."""
+MAX_POINTS = 800
+"""Points of a curve that are kept; beyond them neighbours are put together, over the whole run alike."""
+
+
+class Curve:
+    """A curve of any length in few points, each the mean of as many neighbours."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[int, float]] = []
+        self._each = 1
+        self._newest: list[tuple[int, float]] = []
+
+    def __len__(self) -> int:
+        return len(self._points) + bool(self._newest)
+
+    def add(self, step: int, value: float) -> None:
+        """Append a point."""
+        self._newest.append((step, value))
+        if len(self._newest) < self._each:
+            return
+        self._points.append(_mean(self._newest))
+        self._newest = []
+        if len(self._points) == MAX_POINTS:
+            self._points = [_mean(self._points[i : i + 2]) for i in range(0, MAX_POINTS, 2)]
+            self._each *= 2
+
+    def cut(self, step: int) -> None:
+        """Forget what lies above a step."""
+        self._points = [point for point in self._points if point[0] <= step]
+        self._newest = [point for point in self._newest if point[0] <= step]
+
+    def points(self) -> list[tuple[int, float]]:
+        """The points, the newest of which may still grow."""
+        # Copies: another thread may be adding.
+        whole, newest = list(self._points), list(self._newest)
+        return [*whole, _mean(newest)] if newest else whole
+
+
+def _mean(points: list[tuple[int, float]]) -> tuple[int, float]:
+    """Put neighbours together, at the step of the last."""
+    return points[-1][0], sum(value for _, value in points) / len(points)
 
 
 @dataclass
@@ -43,8 +82,8 @@ class WatchState:
     checkpoint: Checkpoint | None = None
     progress: Progress | None = None
     end: End | None = None
-    losses: list[tuple[int, float]] = field(default_factory=list)
-    valid_losses: list[tuple[int, float]] = field(default_factory=list)
+    losses: Curve = field(default_factory=Curve)
+    valid_losses: Curve = field(default_factory=Curve)
     notices: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=50))
     generations: deque[Generation] = field(default_factory=lambda: deque(maxlen=8))
 
@@ -53,19 +92,17 @@ class WatchState:
         if isinstance(event, Step):
             self.newest, self.total_steps, self.activity = event, event.total_steps, "train"
             if event.loss is not None:
-                self.losses.append((event.step, event.loss))
-                if len(self.losses) > MAX_POINTS:
-                    self.losses = self.losses[::2]
+                self.losses.add(event.step, event.loss)
         elif isinstance(event, Status):
             self.phase, self.activity, self.message = event.phase, event.activity, event.message
         elif isinstance(event, EvalEnd):
             self.valid = event
             if event.valid_loss is not None:
-                self.valid_losses.append((event.step, event.valid_loss))
+                self.valid_losses.add(event.step, event.valid_loss)
         elif isinstance(event, Attempt):
             start = event.resumed_from_step or 0
-            self.losses = [point for point in self.losses if point[0] <= start]
-            self.valid_losses = [point for point in self.valid_losses if point[0] <= start]
+            self.losses.cut(start)
+            self.valid_losses.cut(start)
             self.end = None
         elif isinstance(event, Init):
             self.name, self.model, self.total_steps = event.run_name, event.model, event.total_steps
