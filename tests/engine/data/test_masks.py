@@ -84,6 +84,23 @@ def test_reasoning_kept_in_the_last_turn_only(tmp_path: Path) -> None:
     assert parts == ["Yes.<|im_end|>", "<think>\nso\n</think>\n\nNo.<|im_end|>"]
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        "content.split('<think>')[1].split('</think>')[0]",
+        "content[content.find('<think>') + 7:content.find('</think>')]",
+        "content.partition('</think>')[0].replace('<think>', '')",
+    ],
+)
+def test_reasoning_cut_out_of_a_content_in_another_way_is_trained_too(tmp_path: Path, other: str) -> None:
+    template = THINKING.replace("content.split('</think>')[0].split('<think>')[-1]", other)
+    assert template != THINKING
+    row = chat("user: a?", "assistant: <think>\nhm\n</think>\n\nYes.", "user: b?", "assistant: <think>so</think>No.")
+    tokenizer = tokenizer_with(template)
+    parts = trained(load(tmp_path, [row], tokenizer), tokenizer)
+    assert parts == ["Yes.<|im_end|>", "<think>\nso\n</think>\n\nNo.<|im_end|>"]
+
+
 def test_reasoning_in_a_field_of_its_own_gives_the_same_tokens(tmp_path: Path) -> None:
     tokenizer = tokenizer_with(THINKING)
     inside = chat("user: a?", "assistant: <think>\nhm\n</think>\n\nYes.")
