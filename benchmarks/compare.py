@@ -38,8 +38,8 @@ CASES = {
     "512-words-full": Case("512-words", "full", (40, 12, 6), 200, 4, 4, short=True),
     "tiny-lora": Case("tiny", "lora", (16, 6, 2), 400, 3, 15, short=True),
     "tiny-full": Case("tiny", "full", (16, 6, 2), 400, 3, 15, short=True),
-    "50M-lora": Case("50M", "lora", (8, 4, 3), 120, 3, 15, stock_longest=20),
-    "50M-full": Case("50M", "full", (8, 4, 3), 120, 3, 15, stock_longest=20),
+    "50M-lora": Case("50M", "lora", (8, 4, 2), 120, 3, 15, stock_longest=20),
+    "50M-full": Case("50M", "full", (8, 4, 2), 120, 3, 15, stock_longest=20),
     "smollm2-lora": Case("smollm2", "lora", (5, 3, 2), 80, 2, 15, stock_longest=20),
     "smollm2-full": Case("smollm2", "full", (5, 3, 2), 80, 2, 15, stock_longest=20),
 }
