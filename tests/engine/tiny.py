@@ -190,3 +190,11 @@ class RandomRows:
 
     def mask(self, row: int) -> np.ndarray:
         return self._masks[row]
+
+    def followed_by(self, others: RandomRows) -> RandomRows:
+        """These rows and others behind them."""
+        self._tokens += others._tokens
+        self._masks += others._masks
+        self.lengths = np.concatenate([self.lengths, others.lengths])
+        self.trained = np.concatenate([self.trained, others.trained])
+        return self

@@ -8,8 +8,7 @@ architectures look these functions up.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -22,18 +21,6 @@ BLOCK = 128
 
 KEEP_BELOW = 2**22
 """Entries of an attention matrix up to which its probabilities are kept for the backward pass."""
-_at_least = 0
-
-
-@contextmanager
-def as_if_large(entries: int) -> Iterator[None]:
-    """Keep or drop probabilities inside as for an attention matrix of so many entries: a small trial tells of it."""
-    global _at_least
-    before, _at_least = _at_least, entries
-    try:
-        yield
-    finally:
-        _at_least = before
 
 
 @mx.custom_function
@@ -58,7 +45,7 @@ def _causal_attention(queries: mx.array, keys: mx.array, values: mx.array) -> tu
     the logarithm of their sum.
     """
     batch, heads, group, length, width = queries.shape
-    keep = max(_at_least, batch * heads * group * length * length) <= KEEP_BELOW
+    keep = batch * heads * group * length * length <= KEEP_BELOW
     parts: list[mx.array] = []
     kept = []
     for start, end in _blocks(length):

@@ -131,6 +131,14 @@ class UpdateStep:
         """The keys of a micro-batch's tokens, from seed, update, row and place in the row; one key without dropout."""
         return mx.array(token_keys(batch, self._seed, step) if self._drops else np.zeros((1, 1, 2), np.uint32))
 
+    def uncompiled_sums(self, micro_batch: MicroBatch) -> Any:
+        """Give the sums of one micro-batch, lazy and not compiled: their graph tells what a gradient keeps."""
+        return self._trace_sums(self.model.trainable, device_arrays(micro_batch), self.dropout_keys(micro_batch, 1))
+
+    def trace_anew(self) -> None:
+        """Forget compiled passes, because the model's layers were changed."""
+        self._sums = compiled(self._trace_sums)
+
     def _trace_sums(
         self, params: Arrays, batch: tuple[mx.array, ...], key: mx.array
     ) -> tuple[tuple[mx.array, mx.array], Arrays]:
