@@ -226,9 +226,11 @@ def test_no_trial_comes_near_the_memory_that_is_left(
     assert result.largest_micro_batch_tokens in (None, 512, 256, 128)
 
 
+@pytest.mark.parametrize(("lanes", "useful"), [(1, 4096), (2, 2048)])
 def test_the_proposed_micro_batch_is_no_larger_than_any_update_can_use(
-    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, lanes: int, useful: int
 ) -> None:
+    monkeypatch.setattr(native, "lanes", lambda: lanes)
     _, result = trial_sizes(monkeypatch, config(), 1 << 34)
-    assert result.largest_micro_batch_tokens == 4096
+    assert result.largest_micro_batch_tokens == useful
     assert VOCABULARY < 4096
