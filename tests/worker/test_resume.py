@@ -351,7 +351,7 @@ def test_each_option_of_the_run_is_in_its_resume_arguments_and_none_of_its_proce
     every = {f"--{name.replace('_', '-')}" for name in Options.__struct_fields__}
     assert every - {"--mode", "--config", "--assignments"} == SAME.keys() | OF_ONE_PROCESS.keys()
     scripted = {"--engine", "--script"}
-    for left_out in (scripted | {"--hostfile"}, scripted | {"--ranks"}, {"--ranks", "--hostfile"}):
+    for left_out in (scripted | {"--hostfile"}, scripted | {"--ranks"}, {"--ranks", "--hostfile", "--backend"}):
         chosen = {name: value for name, value in SAME.items() if name not in left_out}
         same = [word.format(folder=tmp_path) for pair in chosen.items() for word in pair if word]
         words = ["run", str(config), *same, *(word for pair in OF_ONE_PROCESS.items() for word in pair if word)]
