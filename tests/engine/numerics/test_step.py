@@ -27,6 +27,11 @@ EIGHT = list(range(8))
 ONE_PASS = replace(CPU, pass_cost=10**6)
 
 
+def rounding(family: str) -> float:
+    """How near norms of gradients are: the recurrence of qwen3_5 magnifies the rounding of products."""
+    return 5e-5 if family == "qwen3_5" else 1e-5
+
+
 def make(config: Config) -> tuple[Model, UpdateStep]:
     model = load_model(config)
     return model, UpdateStep(model, Optimizer(config), config)
@@ -66,7 +71,7 @@ def test_every_split_gives_one_loss_norm_and_weights(
     for results, other in others:
         for ours, theirs in zip(whole, results):
             assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)
-            assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-5, abs=1e-5)
+            assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=rounding(family), abs=1e-5)
             assert (ours.tokens, ours.correct) == (theirs.tokens, theirs.correct)
         for name, value in weights.items():
             np.testing.assert_allclose(value, other[name], atol=1e-5, err_msg=name)
@@ -109,7 +114,7 @@ def test_lanes_change_no_number(
     (alone, weights), (together, others) = outcomes
     for ours, theirs in zip(alone, together):
         assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)
-        assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-5)
+        assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=rounding(family))
         assert (ours.tokens, ours.correct) == (theirs.tokens, theirs.correct)
     for name, value in weights.items():
         np.testing.assert_allclose(value, others[name], atol=1e-5, err_msg=name)
