@@ -427,8 +427,10 @@ def test_status_names_the_commands_that_are_open(serve: Spawn) -> None:
 
 
 def test_at_most_256_commands_are_open_and_a_stop_still_gets_through(serve: Spawn) -> None:
-    worker = serve(script={"acts": [{"do": "hang", "step": 2}]}, config=LONG)
+    acts = [{"do": "log", "step": 2, "message": "hanging"}, {"do": "hang", "step": 2}]
+    worker = serve(script={"acts": acts}, config=LONG)
     worker.begin()
+    worker.wait("log", message="hanging")
     for number in range(300):
         worker.send("checkpoint", number)
     assert worker.reader.answer(256)["error"]["code"] == "busy"

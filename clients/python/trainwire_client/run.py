@@ -180,7 +180,8 @@ class Run(Handle):
                 cmd="hello",
                 timeout=timeout,
             )
-        if self._core.failure is not None:
+        # A worker that said hello and died at once was launched: who iterates or waits is told.
+        if self._core.failure is not None and not self._begun:
             self._abandon()
             raise self._core.failure.with_traceback(None)
 
