@@ -166,12 +166,10 @@ def _to_rows(x: mx.array, spread: mx.array, _: mx.array) -> mx.array:
     rows, length = spread.shape
     heads, width = x.shape[1], x.shape[3]
     flat = x.swapaxes(1, 2)
-    return kernels.take(flat, spread.reshape(-1), spread.size, heads, length_to=length).reshape(
-        rows, heads, length, width
-    )
+    return kernels.take(flat, spread.reshape(-1), heads, length_to=length).reshape(rows, heads, length, width)
 
 
 def _to_flat(x: mx.array, _: mx.array, back: mx.array) -> mx.array:
     heads, length, width = x.shape[1:]
-    flat = kernels.take(x, back, back.size, heads, length_from=length)
+    flat = kernels.take(x, back, heads, length_from=length)
     return flat.reshape(1, back.size, heads, width).swapaxes(1, 2)

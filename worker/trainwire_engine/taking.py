@@ -29,7 +29,7 @@ def taken(x: mx.array, index: mx.array, inverse: mx.array) -> mx.array:
 
 def _pick(x: mx.array, index: mx.array) -> mx.array:
     if x.ndim == 2 and kernels.ready(x):
-        return kernels.take(x, index, index.size, 1).reshape(index.size, x.shape[1])
+        return kernels.take(x, index).reshape(index.size, x.shape[1])
     # -1 takes the zeros behind the end; hiding places after the taking costs three times as much on a CPU.
     ended = mx.concatenate([x, mx.zeros((*x.shape[:-2], 1, x.shape[-1]), x.dtype)], axis=-2)
     return mx.take(ended, mx.where(index < 0, x.shape[-2], index), axis=-2)

@@ -32,6 +32,15 @@ def rounding(family: str) -> float:
     return 5e-5 if family == "qwen3_5" else 1e-5
 
 
+def assert_alike(one: tuple[list[UpdateResult], Any], other: tuple[list[UpdateResult], Any]) -> None:
+    """Compare the updates and the weights of two runs."""
+    for plain, again in zip(one[0], other[0]):
+        assert again.loss == pytest.approx(plain.loss, abs=1e-5)
+        assert again.grad_norm == pytest.approx(plain.grad_norm, rel=1e-5)
+    for name, value in one[1].items():
+        np.testing.assert_allclose(other[1][name], value, atol=1e-5, err_msg=name)
+
+
 def make(config: Config) -> tuple[Model, UpdateStep]:
     model = load_model(config)
     return model, UpdateStep(model, Optimizer(config), config)
@@ -254,11 +263,7 @@ def test_gradient_checkpointing_changes_no_number(
         model, step = make(config(gradient_checkpointing=checkpointing, **keys))
         results = [update(step, plan(ROWS, EIGHT, 128), number, rate=0.5) for number in range(2)]
         runs.append((results, model.trainable))
-    for plain, again in zip(runs[0][0], runs[1][0]):
-        assert again.loss == pytest.approx(plain.loss, abs=1e-5)
-        assert again.grad_norm == pytest.approx(plain.grad_norm, rel=1e-5)
-    for name, value in runs[0][1].items():
-        np.testing.assert_allclose(runs[1][1][name], value, atol=1e-5, err_msg=name)
+    assert_alike(*runs)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -278,11 +283,7 @@ def test_adapters_in_few_products_as_on_a_gpu_change_no_number(
         model, step = make(config(**keys))
         results = [update(step, plan(ROWS, EIGHT, 128), number, rate=0.5) for number in range(2)]
         runs.append((results, model.trainable))
-    for plain, few in zip(runs[0][0], runs[1][0]):
-        assert few.loss == pytest.approx(plain.loss, abs=1e-5)
-        assert few.grad_norm == pytest.approx(plain.grad_norm, rel=1e-5)
-    for name, value in runs[0][1].items():
-        np.testing.assert_allclose(runs[1][1][name], value, atol=1e-5, err_msg=name)
+    assert_alike(*runs)
 
 
 def test_checkpointing_one_model_leaves_others_of_its_class_alone(config: Callable[..., Config]) -> None:

@@ -49,7 +49,7 @@ class Embedding(nn.Embedding):
 
         @mx.custom_function
         def look_up(weight: mx.array) -> mx.array:
-            return kernels.take(weight, x.astype(mx.int32).reshape(-1), x.size, 1).reshape(*x.shape, weight.shape[-1])
+            return kernels.take(weight, x.astype(mx.int32).reshape(-1)).reshape(*x.shape, weight.shape[-1])
 
         @look_up.vjp
         def pull(weight: mx.array, upstream: mx.array, _: Any) -> mx.array:

@@ -82,14 +82,13 @@ def cross_entropy(
     return mx.sum(losses), mx.sum(correct), gradient
 
 
-def take(x: mx.array, index: mx.array, slots: int, heads: int, *, length_from: int = 0, length_to: int = 0) -> mx.array:
+def take(x: mx.array, index: mx.array, heads: int = 1, *, length_from: int = 0, length_to: int = 0) -> mx.array:
     """Put x[index[i]] at i, zeros where the index is negative; flat, has no gradient itself.
 
     x holds slots of [heads, width], width being its last axis; with a length they lie as [slots / length, heads,
-    length, width], else one behind the other. `slots` is the number of indices, `length_from` tells of x, `length_to`
-    of what is returned.
+    length, width], else one behind the other. `length_from` tells of x, `length_to` of what is returned.
     """
-    width = x.shape[-1]
+    slots, width = index.size, x.shape[-1]
     (taken,) = _call(
         "take",
         "take",
@@ -165,5 +164,5 @@ def _round_up(value: int, step: int) -> int:
 def _computes() -> bool:
     """Take rows by a kernel and compare: what is copied is exact, whatever the card."""
     x = mx.arange(24, dtype=mx.float32).reshape(6, 4)
-    rows = take(x, mx.array([5, -1, 0], mx.int32), 3, 1).reshape(3, 4)
+    rows = take(x, mx.array([5, -1, 0], mx.int32)).reshape(3, 4)
     return bool(rows.tolist() == [[20.0, 21.0, 22.0, 23.0], [0.0] * 4, [0.0, 1.0, 2.0, 3.0]])

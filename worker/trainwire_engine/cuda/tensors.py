@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import mlx.core as mx
 
@@ -237,5 +236,5 @@ def _conversions(source: mx.Dtype, target: mx.Dtype) -> str:
     )
 
 
-def _float(value: Any) -> str:
-    return f"{float(value)!r}f" if "e" in repr(float(value)) or "." in repr(float(value)) else f"{float(value)!r}.0f"
+def _float(value: float) -> str:
+    return f"{float(value)!r}f"
