@@ -96,6 +96,31 @@ class LockInfo(msgspec.Struct, omit_defaults=True):
     phase: str = ""
     socket: str | None = None
     engine_pid: int | None = None
+    host: str = ""
+
+    @property
+    def orphan(self) -> bool:
+        """Whether the lock is held by an engine alone: its worker, on this machine, is dead."""
+        return self.pid > 0 and self.host in ("", this_host()) and not _lives(self.pid)
+
+
+def this_host() -> str:
+    """Name the machine, or the container, within which process ids have a meaning."""
+    return os.uname().nodename
+
+
+def _lives(pid: int) -> bool:
+    """Say whether a process lives; one that nobody has waited for yet is dead."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (OSError, IndexError):
+        return True
 
 
 def read_manifest(folder: Path) -> Manifest | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from shutil import copytree
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,7 +18,7 @@ from trainwire_cli.curves import read_curves, smoothed
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'trainwire[view]'")
 
-from trainwire_cli.picture import draw
+from trainwire_cli.picture import draw, names_of
 
 
 def step(number: int, loss: float | None) -> dict[str, Any]:
@@ -53,7 +56,8 @@ def run_dir(tmp_path: Path) -> Path:
     said = {"type": "generation", "index": 0, "prompt": "<b>?", "completion": "&!", "tokens": 2, "step": 2}
     events = [
         attempt(1), init, step(1, 3.0), step(2, 2.0), saved(2, "periodic"), evaluated, said, step(3, 9.0),
-        step(4, 9.0), saved(4, "best"), attempt(2, 2), init, step(3, None), step(4, 1.0), saved(4, "final"),
+        step(4, 9.0), {**said, "step": 4, "completion": "void answer"}, saved(4, "best"), attempt(2, 2), init,
+        step(3, None), step(4, 1.0), saved(4, "final"),
         {"type": "epoch_end", "epoch": 1, "avg_loss": 1.0, "epoch_time_secs": 1.0, "updates": 4},
     ]  # fmt: skip
     lines = [
@@ -98,6 +102,54 @@ def test_a_picture_has_the_form_that_its_name_asks_for(run_dir: Path, tmp_path: 
     assert (tmp_path / name).read_bytes().startswith(start)
 
 
+def test_a_picture_is_the_same_for_the_same_run_and_names_no_address(run_dir: Path, tmp_path: Path) -> None:
+    for name in ("a.svg", "b.svg", "a.html"):
+        assert plot.run([str(run_dir), "-o", str(tmp_path / name)]) == 0
+    drawn = (tmp_path / "a.svg").read_text()
+    assert drawn == (tmp_path / "b.svg").read_text()
+    assert set(re.findall(r"http\S+", drawn)) == {'http://www.w3.org/1999/xlink"', 'http://www.w3.org/2000/svg"'}
+    assert ElementTree.fromstring(drawn).tag == "{http://www.w3.org/2000/svg}svg"
+    assert "://" not in (tmp_path / "a.html").read_text()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["a$b_{c$", "_hidden", "日本語", "\\frac"])
+def test_a_name_is_drawn_as_it_is(run_dir: Path, tmp_path: Path, name: str) -> None:
+    named = run_dir.rename(tmp_path / name)
+    other = tmp_path / "other"
+    copytree(named, other)
+    for runs in ([named], [named, other]):
+        assert plot.run([*map(str, runs), "-o", str(tmp_path / "p.svg")]) == 0
+    assert report.run([str(named)]) == 0
+    loss, *_ = draw([read_curves(named), read_curves(other)]).axes
+    legend = loss.get_legend()
+    assert legend is not None
+    assert [text.get_text().removeprefix("./") for text in legend.get_texts()][::2] == [name, "other"]
+
+
+def test_runs_of_one_name_are_told_apart_by_what_lies_above_them(run_dir: Path, tmp_path: Path) -> None:
+    places = [tmp_path / place for place in ("x/c", "y/c", "d")]
+    for place in places:
+        copytree(run_dir, place)
+    assert names_of([read_curves(place) for place in places]) == ["x/c", "y/c", "d"]
+    assert names_of([read_curves(places[0])] * 2) == ["c", "c"]
+
+
+def test_many_epochs_and_checkpoints_cover_no_curve(run_dir: Path) -> None:
+    curves = replace(
+        read_curves(run_dir), epochs=list(range(1, 101)), checkpoints=[(s, "periodic") for s in range(100)]
+    )
+    loss, *_ = draw([curves]).axes
+    vertical = [line for line in loss.lines if line.get_linestyle() == ":"]
+    assert [line.get_xdata()[0] for line in vertical] == list(range(4, 101, 4))  # type: ignore[index]
+    assert vertical[0].get_label() == "end of an epoch, one in 4"
+    marks = [line for line in loss.lines if line.get_marker() == "s"]
+    assert len(marks) == 100
+    # In parts of the axis, not of the loss.
+    assert {line.get_ydata()[0] for line in marks} == {0.025}  # type: ignore[index]
+    assert marks[0].get_transform() == loss.get_xaxis_transform()
+
+
 def test_a_folder_without_a_run_and_a_file_of_no_picture_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +183,8 @@ def test_the_report_is_one_page_with_all_of_it_and_loads_nothing(run_dir: Path) 
     outside.feed(text)
     assert outside.found == []
     assert not re.search(r"url\((?!#)", text)
+    assert "://" not in text
+    assert "void answer" not in text
 
 
 def test_the_report_names_the_versions_of_the_newest_checkpoint_that_tells_them(tmp_path: Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from trainwire_client import NoWorker, attach
+from trainwire_protocol.rundir import LockInfo
 
 ENVIRONMENT = {**os.environ, "PYTHONSAFEPATH": "1"}
 
@@ -89,6 +94,65 @@ def test_a_worker_that_was_killed_is_shown_as_dead(running: subprocess.Popen[byt
     log.write_bytes(b"".join(x for x in log.read_bytes().splitlines(keepends=True) if b'"type":"end"' not in x))
     dead = json.loads(trainwire("status", tmp_path / "runs/c", "--json").stdout)
     assert (dead["alive"], dead["state"]) == (False, "died")
+
+
+def test_an_engine_that_a_killed_worker_left_behind_is_named_with_what_to_do(
+    running: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "runs/c"
+    engine = json.loads((run_dir / "run.lock").read_bytes())["engine_pid"]
+    running.kill()
+    running.wait(90)
+    try:
+        seen = json.loads(trainwire("status", run_dir, "--json").stdout)
+        assert (seen["alive"], seen["state"], seen["pid"], seen["orphan_pid"]) == (False, "died", None, engine)
+        assert f"kill -9 {engine}" in trainwire("status", run_dir).stdout
+        assert f"died (engine {engine} saves)" in trainwire("runs", tmp_path / "runs").stdout
+        stopped = trainwire("stop", run_dir)
+        assert (stopped.returncode, stopped.stdout) == (3, "")
+        assert f"process {engine}, saves and leaves by itself" in stopped.stderr
+        with attach(run_dir) as run, pytest.raises(NoWorker, match=rf"left behind \(pid {engine}\) saves"):
+            run.stop()
+    finally:
+        os.kill(engine, signal.SIGKILL)
+    with (run_dir / "run.lock").open() as lock:
+        # It is free once the engine is gone.
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    assert "it is dead." in trainwire("stop", run_dir).stderr
+    assert json.loads(trainwire("status", run_dir, "--json").stdout)["orphan_pid"] is None
+
+
+def test_a_living_worker_that_cannot_be_reached_is_ended_by_a_signal(
+    running: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    Path(json.loads((tmp_path / "runs/c/run.lock").read_bytes())["socket"]).unlink()
+    refused = trainwire("stop", tmp_path / "runs/c")
+    assert refused.returncode == 1
+    assert f"`kill {running.pid}` stops the run" in refused.stderr
+
+
+def test_a_process_of_another_machine_is_not_taken_for_dead() -> None:
+    assert not LockInfo(pid=2**22 + 1, since_ms=0, host="elsewhere").orphan
+    assert LockInfo(pid=2**22 + 1, since_ms=0, host=os.uname().nodename).orphan
+    assert not LockInfo(pid=os.getpid(), since_ms=0).orphan
+
+
+def test_a_run_that_goes_on_from_an_earlier_step_shows_no_loss_of_what_is_void(tmp_path: Path) -> None:
+    attempt = {"type": "attempt", "run_id": "r", "attempt": 1, "protocol": 1, "worker": "0", "pid": 1}
+    events = [
+        attempt,
+        {"type": "init", "total_steps": 9},
+        {"type": "step", "step": 1, "loss": 3.0},
+        {"type": "eval_end", "step": 1, "valid_loss": 2.5},
+        {"type": "step", "step": 2, "loss": 9.0},
+        {"type": "eval_end", "step": 2, "valid_loss": 8.5},
+        {**attempt, "attempt": 2, "resumed_from_step": 1},
+    ]
+    numbered = ({"type": e["type"], "seq": i, "ts": 1, **e} for i, e in enumerate(events, 1))
+    lines = [json.dumps(event, separators=(",", ":")) for event in numbered]
+    (tmp_path / "events.jsonl").write_text("".join(line + "\n" for line in lines))
+    seen = json.loads(trainwire("status", tmp_path, "--json").stdout)
+    assert (seen["step"], seen["loss"], seen["valid_loss"]) == (1, 3.0, 2.5)
 
 
 def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:

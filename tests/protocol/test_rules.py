@@ -249,6 +249,7 @@ def test_the_lock_file_says_who_holds_the_run_and_where_it_listens(shop: Any, ru
     assert stat.S_ISSOCK(Path(told["socket"]).stat().st_mode)
     os.kill(told["engine_pid"], 0)
     assert isinstance(told["since_ms"], int)
+    assert told["host"] == os.uname().nodename
     session.send("STOP")
     lines_of(session)
 

@@ -14,7 +14,7 @@ MAX_POINTS = 2000
 class Curves:
     """What is drawn of a run; `epochs` are the steps at which epochs ended, `checkpoints` (step, kind)."""
 
-    name: str
+    run_dir: Path
     loss: Series
     learning_rate: Series
     tokens_per_second: Series
@@ -48,7 +48,7 @@ def read_curves(run_dir: Path) -> Curves:
     if not begun:
         raise ClientError(f"{run_dir} holds no run.")
     return Curves(
-        run_dir.absolute().name,
+        run_dir.absolute(),
         series["loss"],
         series["learning_rate"],
         series["tokens_per_second"],

@@ -6,22 +6,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwire_protocol.rundir import LOG_NAME, LockInfo, list_checkpoints, lock_holder, read_log
+from trainwire_client.log import Timeline
+from trainwire_protocol.rundir import LOG_NAME, list_checkpoints, lock_holder, read_log
 
 _KINDS = ("attempt", "init", "step", "eval_end", "status", "error", "end", "complete")
+_VOID_KINDS = ("step", "eval_end")
 
 
 @dataclass(frozen=True)
 class Overview:
     """A run at a glance. `state` is the phase of a living worker, else how the last attempt ended.
 
-    `outcome` is None for a run whose worker ended without a word; `seconds` is the age of its last line.
+    A worker that ended without a word has `died`; `orphan_pid` is then the engine that it left behind, if that still
+    saves. `seconds` is the age of the last line.
     """
 
     run_dir: str
     run_id: str
     alive: bool
     pid: int | None
+    orphan_pid: int | None
     state: str
     step: int
     total_steps: int
@@ -37,8 +41,15 @@ class Overview:
 
 
 def _last_events(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Give the last event of each kind that matters."""
-    return {event["type"]: event for event in read_log(run_dir, _KINDS)}
+    """Give the last event of each kind that matters, void steps of abandoned timelines left out."""
+    try:
+        timeline = Timeline.of(run_dir / LOG_NAME)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    counting = (
+        e for e in read_log(run_dir, _KINDS) if e["type"] not in _VOID_KINDS or timeline.holds(e["seq"], e["step"])
+    )
+    return {event["type"]: event for event in counting}
 
 
 def look_at(run_dir: Path) -> Overview | None:
@@ -53,7 +64,8 @@ def look_at(run_dir: Path) -> Overview | None:
         event = last.get(kind, {})
         return event if event.get("seq", 0) > started else {}
 
-    holder: LockInfo | None = lock_holder(run_dir)
+    held = lock_holder(run_dir)
+    holder, orphan = (None, held) if held is not None and held.orphan else (held, None)
     end = since("end")
     if holder is not None:
         state = since("status").get("phase") or "loading"
@@ -66,6 +78,7 @@ def look_at(run_dir: Path) -> Overview | None:
         run_id=attempt["run_id"],
         alive=holder is not None,
         pid=holder.pid if holder else None,
+        orphan_pid=orphan.engine_pid if orphan else None,
         state=state,
         step=since("step").get("step", attempt.get("resumed_from_step") or 0),
         total_steps=last.get("init", {}).get("total_steps", 0),
@@ -74,6 +87,16 @@ def look_at(run_dir: Path) -> Overview | None:
         checkpoint=str(checkpoints[0].path) if checkpoints else None,
         error=since("error").get("message"),
         seconds=max(0.0, time.time() - newest / 1000),
+    )
+
+
+def left_behind(overview: Overview) -> str | None:
+    """Say that the engine of a dead worker is still there, and what to do; None if there is none."""
+    if overview.orphan_pid is None:
+        return None
+    return (
+        f"The engine that its worker left behind, process {overview.orphan_pid}, saves and leaves by itself; it takes"
+        f" no orders. Wait for it, or end it with `kill -9 {overview.orphan_pid}`: then the last checkpoint counts."
     )
 
 

@@ -11,6 +11,7 @@ from trainwire_client import ClientError
 from .curves import read_curves
 
 _ENDINGS = (".png", ".svg", ".html")
+_STYLE = "<style>body{margin:1rem;background:#fff}svg{max-width:100%;height:auto}</style>"
 
 
 def has_matplotlib() -> bool:
@@ -32,23 +33,21 @@ def run(words: list[str]) -> int:
         parser.error(f"-o must end with one of {', '.join(_ENDINGS)}")
     if not has_matplotlib():
         return 4
-    from .picture import as_svg, draw
+    from .picture import as_element, draw, names_of, save
 
     try:
-        figure = draw([read_curves(run_dir) for run_dir in chosen.run_dirs])
+        runs = [read_curves(run_dir) for run_dir in chosen.run_dirs]
     except ClientError as error:
         print(f"trainwire: {error}", file=sys.stderr)
         return 3
+    figure = draw(runs)
     try:
         if out.suffix.lower() == ".html":
-            title = html.escape(", ".join(path.absolute().name for path in chosen.run_dirs))
-            page = f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n'
-            page += (
-                f"<style>body{{margin:1rem;background:#fff}}svg{{max-width:100%;height:auto}}</style>\n{as_svg(figure)}"
-            )
-            out.write_text(page, encoding="utf-8")
+            title = html.escape(", ".join(names_of(runs)))
+            page = f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n{_STYLE}\n'
+            out.write_text(page + as_element(figure), encoding="utf-8")
         else:
-            figure.savefig(out, dpi=150)
+            save(figure, out)
     except OSError as error:
         print(f"trainwire: {out} cannot be written: {error.strerror}.", file=sys.stderr)
         return 7

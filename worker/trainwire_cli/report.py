@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trainwire_client import ClientError
-from trainwire_protocol.rundir import list_checkpoints, read_log
+from trainwire_client.log import Timeline
+from trainwire_protocol.rundir import LOG_NAME, list_checkpoints, read_log
 
 from .curves import read_curves
 from .overview import Overview, look_at, number
@@ -112,24 +113,26 @@ def _versions(checkpoints: Iterable[Path]) -> list[tuple[str, Any]]:
 
 def page(run_dir: Path, overview: Overview) -> str:
     """Write the page. Raises ClientError if the folder holds no run."""
-    from .picture import as_svg, draw
+    from .picture import as_element, draw
 
     curves = read_curves(run_dir)
     log = list(read_log(run_dir, ("init", "data", "generation", "eval_end", "log", "attempt")))
     init: dict[str, Any] = next((event for event in reversed(log) if event["type"] == "init"), {})
-    name = _text(init.get("run_name") or curves.name)
+    name = _text(init.get("run_name") or curves.run_dir.name)
     parts = [
         f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{name}</title>",
         '<meta name=viewport content="width=device-width, initial-scale=1">',
         f"<style>{_STYLE}</style>",
         f"<h1>{name}</h1><p class=dim><code>{_text(run_dir)}</code></p>",
         _summary(overview),
-        f"<h2>Curves</h2>{as_svg(draw([curves]))}",
+        f"<h2>Curves</h2>{as_element(draw([curves]))}",
     ]
     data = _last_of_each((e for e in log if e["type"] == "data"), "split")
     if data:
         parts.append(f"<h2>Data</h2>{_data(data)}")
-    generations = [e for e in log if e["type"] == "generation"][-_MAX_GENERATIONS:]
+    timeline = Timeline.of(run_dir / LOG_NAME)
+    said = (e for e in log if e["type"] == "generation" and timeline.holds(e["seq"], e["step"]))
+    generations = list(said)[-_MAX_GENERATIONS:]
     if generations:
         spoken = (
             (str(e["step"]), f"<pre>{_text(e['prompt'])}</pre>", f"<pre>{_text(e['completion'])}</pre>")

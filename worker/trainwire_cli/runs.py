@@ -5,7 +5,13 @@ import json
 import sys
 from pathlib import Path
 
-from .overview import ago, find_runs, number
+from .overview import Overview, ago, find_runs, number
+
+
+def _process(overview: Overview) -> str:
+    if overview.orphan_pid is not None:
+        return f" (engine {overview.orphan_pid} saves)"
+    return f" ({overview.pid})" if overview.alive else ""
 
 
 def run(words: list[str]) -> int:
@@ -33,7 +39,7 @@ def run(words: list[str]) -> int:
         rows.append(
             (
                 name,
-                overview.state + ("" if not overview.alive else f" ({overview.pid})"),
+                overview.state + _process(overview),
                 f"{overview.step}/{overview.total_steps}",
                 number(overview.loss),
                 ago(overview.seconds),

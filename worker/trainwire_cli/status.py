@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from .overview import ago, look_at, number
+from .overview import ago, left_behind, look_at, number
 
 
 def run(words: list[str]) -> int:
@@ -27,6 +27,8 @@ def run(words: list[str]) -> int:
         print(f"loss        {number(overview.loss)}")
         print(f"valid loss  {number(overview.valid_loss)}")
         print(f"checkpoint  {overview.checkpoint or '–'}")
+        if note := left_behind(overview):
+            print(f"engine      {note}")
         if overview.error:
             print(f"error       {overview.error}")
     return 1 if overview.state in ("died", "failed") else 0

@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from trainwire_client import ClientError, attach
+from trainwire_client import ClientError, NoWorker, attach
 
-from .overview import look_at
+from .overview import left_behind, look_at
 
 
 def run(words: list[str]) -> int:
@@ -20,11 +20,15 @@ def run(words: list[str]) -> int:
     if overview is None or not overview.alive:
         state = "" if overview is None else overview.state.replace("died", "dead")
         what = "holds no run" if overview is None else f"has no living worker: it is {state}"
-        print(f"trainwire: {chosen.run_dir} {what}.", file=sys.stderr)
+        more = None if overview is None else left_behind(overview)
+        print(f"trainwire: {chosen.run_dir} {what}." + (f" {more}" if more else ""), file=sys.stderr)
         return 3
     try:
         with attach(chosen.run_dir) as run_:
             stopped = run_.stop(save=not chosen.no_save, timeout=chosen.timeout)
+    except NoWorker as error:
+        print(f"trainwire: {error} `kill {overview.pid}` stops the run as gracefully.", file=sys.stderr)
+        return 1
     except ClientError as error:
         print(f"trainwire: {error}", file=sys.stderr)
         return 1

@@ -27,6 +27,7 @@ from trainwire_protocol.rundir import (
     LockInfo,
     lock_holder,
     read_manifest,
+    this_host,
 )
 
 from .choice import choose
@@ -109,7 +110,7 @@ def prepare(
     lock = RunLock(run_dir)
     if not _take_lock(lock, options.lock_wait, cancelled, announce):
         return None
-    lock.describe(LockInfo(pid=os.getpid(), since_ms=time.time_ns() // 1_000_000, phase="loading"))
+    lock.describe(LockInfo(pid=os.getpid(), since_ms=time.time_ns() // 1_000_000, phase="loading", host=this_host()))
     clear_dead()
     try:
         past = read_past(run_dir / LOG_NAME)
@@ -137,7 +138,7 @@ def folder_problem(config: Config) -> TrainwireError | None:
         return disk_error(f"The run folder {run_dir} cannot be looked at: {error.strerror}.", error)
     holder = lock_holder(run_dir)
     # An engine that was left behind is waited for.
-    return _busy(run_dir, holder, orphaned=False) if holder and (not holder.pid or _alive(holder.pid)) else None
+    return _busy(run_dir, holder) if holder and not holder.orphan else None
 
 
 def _check_folder(run_dir: Path, config: Config) -> None:
@@ -159,9 +160,8 @@ def _take_lock(lock: RunLock, patience: float, cancelled: Callable[[], bool], an
     deadline = time.monotonic() + patience
     announced = False
     while (holder := lock.acquire()) is not None:
-        orphaned = holder.pid > 0 and not _alive(holder.pid)
-        if not orphaned or time.monotonic() >= deadline:
-            raise _busy(lock.path.parent, holder, orphaned)
+        if not holder.orphan or time.monotonic() >= deadline:
+            raise _busy(lock.path.parent, holder)
         if cancelled():
             return False
         if not announced:
@@ -172,33 +172,23 @@ def _take_lock(lock: RunLock, patience: float, cancelled: Callable[[], bool], an
     return True
 
 
-def _busy(run_dir: Path, holder: LockInfo, orphaned: bool) -> Busy:
+def _busy(run_dir: Path, holder: LockInfo) -> Busy:
     since = ""
     if holder.since_ms:
         since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(holder.since_ms / 1000))
     phase = f", {holder.phase}" if holder.phase else ""
-    if orphaned:
+    if holder.orphan:
         message = f"The engine that process {holder.pid} left behind still holds the run folder {run_dir}."
         hint = f"Wait for it, or end process {holder.engine_pid or 'trainwire_engine'}."
     else:
-        who = f"Process {holder.pid}" if holder.pid else "Another process"
+        who = f"Process {holder.pid}{_elsewhere(holder)}" if holder.pid else "Another process"
         message = f"{who} holds the run folder {run_dir}{since}{phase}."
         hint = f"Wait for it, or run `trainwire stop {run_dir}`."
     return Busy(message, hint=hint, pid=holder.pid, since=holder.since_ms, phase=holder.phase)
 
 
-def _alive(pid: int) -> bool:
-    """Say whether a process lives; one that nobody has waited for yet is dead."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (OSError, IndexError):
-        return True
+def _elsewhere(holder: LockInfo) -> str:
+    return f" on {holder.host}" if holder.host not in ("", this_host()) else ""
 
 
 def _remove_run(run_dir: Path) -> None:

@@ -113,6 +113,11 @@ class AttachedRun(Handle):
             if not self._core.ended.wait(5):
                 raise NoWorker(f"No worker holds {self._folder}.")
             return
+        if holder.orphan:
+            raise NoWorker(
+                f"The worker (pid {holder.pid}) of {self._folder} is dead; the engine that it left behind"
+                f" (pid {holder.engine_pid}) saves, leaves by itself, and takes no orders."
+            )
         if holder.socket is None:
             raise NoWorker(f"The worker (pid {holder.pid}) of {self._folder} listens on no socket.")
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
