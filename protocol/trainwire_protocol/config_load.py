@@ -116,8 +116,8 @@ def _unknown(key: str, known: Sequence[str]) -> Issue:
     import difflib  # slow to import, and seldom needed
 
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    hint = f"Did you mean {near[0]}?" if near else "`trainwire config` lists the keys."
-    return Issue(key, "unknown_key", f"There is no key {_show(key)}. {hint}")
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return Issue(key, "unknown_key", f"There is no key {_show(key)}.{hint}")
 
 
 def convert_value(key: str, value: Any) -> Any | Issue:

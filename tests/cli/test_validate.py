@@ -42,6 +42,7 @@ def test_what_is_wrong_is_listed_and_the_exit_code_is_3(tmp_path: Path) -> None:
     done = validate(tmp_path, batchsize=4)
     assert done.returncode == 3
     assert "batchsize: There is no key 'batchsize'. Did you mean batch_size?" in done.stdout
+    assert done.stdout.count("trainwire config") == 1
 
 
 @pytest.mark.parametrize("keys", [{}, {"batch_size": 0}], ids=["valid", "invalid"])

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from trainwire_client import (
@@ -29,7 +30,9 @@ from trainwire_client import (
     Log,
     Status,
     Step,
+    attach,
 )
+from trainwire_protocol.codec import encode_line
 from trainwire_protocol.events import Change
 
 pytest.importorskip("rich", reason="rich is not installed: pip install 'trainwire[view]'")
@@ -38,6 +41,7 @@ pytest.importorskip("uniplot", reason="uniplot is not installed: pip install 'tr
 from rich.cells import cell_len
 from rich.console import Console
 
+from trainwire_cli.watch import Watch
 from trainwire_cli.watch_state import Curve, WatchState
 from trainwire_cli.watch_view import draw
 
@@ -61,6 +65,11 @@ def init(start: int = 0) -> Init:
         total_steps=100, trainable_parameters=1, total_parameters=1, examples=1, start_step=start, device="cpu",
         head="full",
     )  # fmt: skip
+
+
+def attempt(start: int) -> Attempt:
+    """An attempt that goes on from a step, or begins."""
+    return Attempt(run_id="r", attempt=1, protocol=1, worker="0", pid=1, resumed_from_step=start or None)
 
 
 def followed(*events: object) -> WatchState:
@@ -134,7 +143,7 @@ def test_an_error_is_shown_whole_when_all_is_over() -> None:
 
 def test_a_resume_takes_back_what_was_abandoned() -> None:
     events = [step(1, 3.0), step(2, 2.0), step(3, 9.0)]
-    again = Attempt(run_id="r", attempt=2, protocol=1, worker="0", pid=1, resumed_from_step=2)
+    again = attempt(2)
     assert followed(*events, again, step(3, None)).losses.points() == [(1, 3.0), (2, 2.0)]
 
 
@@ -177,6 +186,34 @@ def test_few_evaluations_are_seen_as_a_curve() -> None:
 
 def test_a_view_without_anything_yet_is_drawn() -> None:
     assert "The loss curve begins" in drawn(WatchState(), 80)
+    assert "loss ─" not in drawn(WatchState(), 80, last=True)
+
+
+def test_an_attempt_makes_what_lies_above_its_step_void() -> None:
+    said = Generation(index=0, prompt="?", completion="!", tokens=1, step=4)
+    valid = EvalEnd(step=4, valid_loss=1.2, perplexity=3.3, token_accuracy=0.5, tokens=9, ms=1.0, best=True)
+    state = followed(init(), *(step(i, 3.0) for i in range(1, 6)), said, valid, attempt(4))
+    assert (state.newest, state.valid, list(state.generations)) == (None, valid, [said])
+    state.observe(attempt(3))
+    assert (state.valid, list(state.generations), state.losses.points()[-1]) == (None, [], (3, 3.0))
+
+
+def test_a_run_that_goes_on_is_drawn_from_its_first_update(tmp_path: Path) -> None:
+    events = [attempt(0), *(step(i, float(i)) for i in range(1, 5)), attempt(3), step(4, 40.0)]
+    numbered = [msgspec.structs.replace(event, seq=i, ts=1) for i, event in enumerate(events, 1)]
+    lines = [encode_line(event) for event in numbered]
+    (tmp_path / "events.jsonl").write_bytes(b"".join(lines))
+    came = [attempt(3), msgspec.structs.replace(init(3), run_dir=str(tmp_path)), step(4, 40.0)]
+    watch = Watch(came, None)
+    watch._follow()
+    assert watch._state.losses.points() == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
+
+
+def test_a_dead_run_has_no_time_left() -> None:
+    state = followed(init(), step(1, 3.0))
+    assert "ETA 1:05" in drawn(state, 80)
+    state.lose("The worker is gone.")
+    assert "ETA" not in drawn(state, 80)
 
 
 LEAD = """
@@ -232,7 +269,7 @@ class Terminal:
 def waiting(tmp_path: Path) -> Path:
     """A folder with a config and a script whose third update waits for an order."""
     (tmp_path / "c.toml").write_text('model = "m/m"\ndata = "d/d"\n')
-    acts = [{"do": "await_order", "step": 3}, {"do": "await_order", "step": 5}]
+    acts = [{"do": "await_order", "step": step} for step in (3, 5, 7, 9, 11)]
     (tmp_path / "script.json").write_text(json.dumps({"acts": acts}))
     return tmp_path
 
@@ -251,15 +288,41 @@ def test_keys_steer_a_run_of_another_shell(waiting: Path) -> None:
         assert any(b'"type":"step"' in line and b'"step":2' in line for line in other.stdout)
         view = Terminal([sys.executable, "-m", "trainwire_cli", "watch", str(waiting / "runs/c")])
         view.read_until(lambda text: "2/20" in text)
-        view.press("p")
-        view.read_until(lambda text: "pause: done" in text)
-        view.press("p")
-        view.read_until(lambda text: "resume: done" in text)
+        # Each key is the order that the next update waits for.
+        for key, shown in (
+            ("c", "checkpoint: done"),
+            ("+", "learning rate 0.000125: done"),
+            ("-", "learning rate 0.0001: done"),
+            ("p", "p resume"),
+            ("p", "resume: done"),
+        ):
+            view.press(key)
+            view.read_until(lambda text, shown=shown: shown in text)
         view.press("s")
         view.read_until(lambda text: "stopped" in text)
         assert view.close() == 0
         other.stdout.read()
     assert other.returncode == 0
+
+
+LAUNCHED = """
+import sys
+from trainwire_cli.watch import Watch
+from trainwire_client import launch
+with launch({"model": "m", "data": "d", "run_dir": "r"}, cwd=sys.argv[1], worker_args=sys.argv[2:]) as run:
+    sys.exit(Watch(run, run).show())
+"""
+
+
+def test_a_view_can_be_left_while_its_run_goes_on(waiting: Path) -> None:
+    view = Terminal([sys.executable, "-c", LAUNCHED, str(waiting), *run_command(waiting)[-4:]])
+    view.read_until(lambda text: "2/20" in text)
+    view.press("d")
+    assert view.close() == 0
+    assert f"The run goes on: trainwire watch {waiting}/r" in view.text
+    with attach(waiting / "r") as run:
+        assert run.pid is not None
+        assert run.stop().outcome == "stopped"
 
 
 def test_the_end_of_a_pipe_shows_a_run_to_its_end(tmp_path: Path) -> None:

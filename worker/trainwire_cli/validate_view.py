@@ -4,6 +4,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from trainwire_protocol.errors import ConfigInvalid
+
 from .terminal_time import as_clock
 
 TRAINED, PLAIN, DIM = "\x1b[32m", "\x1b[0m", "\x1b[2m"
@@ -20,6 +22,8 @@ def show(result: dict[str, Any], notes: Sequence[str], *, colour: bool) -> None:
         print("The run cannot begin:")
         for issue in result["issues"]:
             print(f"  {issue['path'] + ': ' if issue['path'] else ''}{issue['message']}")
+        if any(issue["code"] == "unknown_key" for issue in result["issues"]):
+            print(ConfigInvalid.advice)
     else:
         for line in _report(result):
             print(line)

@@ -9,19 +9,20 @@ import termios
 import threading
 import tty
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainwire_client import AttachedRun, ClientError, Run, attach, launch
+from trainwire_client import AttachedRun, ClientError, Init, Run, attach, history, launch
 from trainwire_protocol.codec import decode_message
 from trainwire_protocol.config_load import parse_assignment, read_config_file
 from trainwire_protocol.errors import ConfigInvalid
 
-from .watch_state import WatchState
+from .watch_state import MAX_POINTS, WatchState
 
 _REFRESH = 0.125
 _FASTER = 1.25
+_STANDING = ("paused", "pausing")
 
 
 class Watch:
@@ -35,6 +36,7 @@ class Watch:
         self._left = False
         self._interrupted = False
         self._remark = ""
+        self._farewell = ""
 
     def show(self) -> int:
         """Show the run; 0 when it has ended well or the view was left, the run's exit code, or 1 if its worker died."""
@@ -61,6 +63,8 @@ class Watch:
                 except KeyboardInterrupt:
                     self._interrupt()
         console.print(view(last=True))
+        if self._farewell:
+            print(self._farewell)
         if self._state.end is not None:
             return self._state.end.exit_code
         return 0 if self._left else 1
@@ -79,12 +83,20 @@ class Watch:
         try:
             for event in self._events:
                 self._state.observe(event)
+                if isinstance(event, Init) and event.start_step and not self._state.losses:
+                    self._recall(event)
             if self._state.end is None and not self._left:
                 self._state.lose("The events end without an end line: the worker was killed.")
         except ClientError as error:
             self._state.lose(str(error))
         finally:
             self._over.set()
+
+    def _recall(self, init: Init) -> None:
+        """Draw what came before a resume too, where the log is at hand."""
+        with suppress(ClientError, OSError):
+            before = history(init.run_dir, ("loss", "valid_loss"), MAX_POINTS)
+            self._state.recall(before["loss"], before["valid_loss"], init.start_step)
 
     @contextmanager
     def _keyboard(self) -> Iterator[Callable[[float], str]]:
@@ -112,14 +124,15 @@ class Watch:
         if self._run is None:
             return "shows only: no keys"
         leave = "d detach" if isinstance(self._run, Run) else "q leave"
-        return f"p pause  c save  s stop  +- rate  {leave}"
+        pause = "p resume" if self._state.phase in _STANDING else "p pause"
+        return f"{pause}  c save  s stop  +- rate  {leave}"
 
     def _press(self, key: str) -> None:
         run, state = self._run, self._state
         if run is None:
             return
         if key == "p":
-            paused = state.phase in ("paused", "pausing")
+            paused = state.phase in _STANDING
             self._do("resume" if paused else "pause", self._resume if paused else self._pause)
         elif key == "c":
             self._do("checkpoint", run.checkpoint)
@@ -134,6 +147,8 @@ class Watch:
         elif key == "d" and isinstance(run, Run):
             self._left = True
             run.detach()
+            if run.run_dir is not None:
+                self._farewell = f"The run goes on: trainwire watch {run.run_dir}"
         elif key == "q":
             self._left = True
 

@@ -16,6 +16,7 @@ from trainwire_client import (
     Init,
     Log,
     Progress,
+    Series,
     Status,
     Step,
 )
@@ -100,10 +101,7 @@ class WatchState:
             if event.valid_loss is not None:
                 self.valid_losses.add(event.step, event.valid_loss)
         elif isinstance(event, Attempt):
-            start = event.resumed_from_step or 0
-            self.losses.cut(start)
-            self.valid_losses.cut(start)
-            self.end = None
+            self._go_on(event.resumed_from_step or 0)
         elif isinstance(event, Init):
             self.name, self.model, self.total_steps = event.run_name, event.model, event.total_steps
             self.progress = None
@@ -114,6 +112,25 @@ class WatchState:
             self.progress = None if event.done >= event.total else event
         else:
             self._observe_rest(event)
+
+    def _go_on(self, step: int) -> None:
+        """Forget what lies above the step that an attempt goes on from: it is void."""
+        self.losses.cut(step)
+        self.valid_losses.cut(step)
+        if self.newest is not None and self.newest.step > step:
+            self.newest = None
+        if self.valid is not None and self.valid.step > step:
+            self.valid = None
+        while self.generations and self.generations[-1].step > step:
+            self.generations.pop()
+        self.end = None
+
+    def recall(self, loss: Series, valid_loss: Series, last: int) -> None:
+        """Take in the curves of earlier attempts up to a step, of which no event came."""
+        for curve, series in ((self.losses, loss), (self.valid_losses, valid_loss)):
+            for step, value in zip(series.steps, series.values):
+                if value is not None and step <= last:
+                    curve.add(step, value)
 
     def lose(self, why: str) -> None:
         """Take notice that no more will come, though the run has not ended."""

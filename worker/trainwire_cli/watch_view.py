@@ -87,7 +87,8 @@ def _progress(state: WatchState) -> RenderableType:
         work = state.progress
         grid.add_row(work.title, Bar(max(work.total, 1), 0, work.done), f"{work.done:,}/{work.total:,} {work.unit}")
     step = state.newest.step if state.newest else 0
-    eta = f"  ETA {as_clock(state.newest.eta_ms)}" if state.newest and state.end is None else ""
+    goes_on = state.end is None and state.phase != "died"
+    eta = f"  ETA {as_clock(state.newest.eta_ms)}" if state.newest and goes_on else ""
     count = f"{step:,}/{state.total_steps:,}{eta}" if state.total_steps else ""
     grid.add_row("step", Bar(max(state.total_steps, 1), 0, step), count)
     return grid
@@ -199,7 +200,7 @@ def draw(
     # What is left at the end has room for an error of some lines and for the prompt of the shell.
     plan = _share_out(state, height - 4 if last else height, -(-8 // columns))
     parts: list[RenderableType] = [_header(state), _progress(state), _metrics(figures, columns, plan.metrics)]
-    if plan.chart:
+    if plan.chart and (state.losses or not last):
         chart = _chart(state, width - 4, plan.chart - 6, colour)
         frame = Panel(chart, title="loss", title_align="left", border_style="dim", padding=(0, 1), height=plan.chart)
         parts.append(frame)

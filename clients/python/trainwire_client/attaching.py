@@ -18,7 +18,7 @@ from .delivery import Item
 from .errors import NoWorker, ProtocolMismatch
 from .handle import Handle
 from .launching import MAX_QUEUE
-from .log import Tail, Timeline, decode_log_line, log_path
+from .log import Tail, Timeline, decode_log_line, latest_checkpoint, log_path
 from .pump import Pump
 from .requests import OpenCommand
 
@@ -27,6 +27,8 @@ _HANDOVER = 1.5
 """Seconds without a holder of the lock that are no death yet: a supervised worker is being started again."""
 _LOOK = 0.3
 """The same where nobody has held it since this client looks."""
+_LINGER = 0.2
+"""Seconds that a control socket without open commands is kept: another controller may want to steer."""
 
 
 class AttachedRun(Handle):
@@ -44,6 +46,7 @@ class AttachedRun(Handle):
         self._tail = Tail(path)
         self._holder: LockInfo | None = lock_holder(self._folder)
         self._socket: Pump | None = None
+        self._used = 0.0
         self._connecting = threading.Lock()
         self._refusal: str | None = None
         self._closed = threading.Event()
@@ -62,6 +65,7 @@ class AttachedRun(Handle):
     def _follow(self) -> None:
         free_since: float | None = None
         while not self._closed.is_set():
+            self._let_others_steer()
             # Who is asked before the log is read cannot have written to it after the reading.
             holder = lock_holder(self._folder)
             self._holder = holder or self._holder
@@ -80,6 +84,9 @@ class AttachedRun(Handle):
             self._closed.wait(_POLL)
         self._tail.close()
         core = self._core
+        if (found := latest_checkpoint(self._folder, verify=False)) is not None:
+            # An engine that outlived its worker told nobody.
+            core.tracker.last_checkpoint = str(found.path)
         if self._closed.is_set():
             core.finish(NoWorker("This client has let go of the run."))
         else:
@@ -103,10 +110,25 @@ class AttachedRun(Handle):
         with self._connecting:
             if self._socket is None and not self._core.ended.is_set():
                 self._connect()
-        return self._core.requests.begin(cmd, parameters)
+            return self._core.requests.begin(cmd, parameters)
+
+    def _let_others_steer(self) -> None:
+        """Leave the control socket once every command has had its answer for a moment; the next one takes it again."""
+        # Who connects at this moment may wait for the thread that asks here.
+        if not self._connecting.acquire(blocking=False):
+            return
+        try:
+            now = time.monotonic()
+            if self._core.requests.waiting:
+                self._used = now
+            elif self._socket is not None and now - self._used > _LINGER:
+                pump, self._socket = self._socket, None
+                pump.stop()
+        finally:
+            self._connecting.release()
 
     def _connect(self) -> None:
-        """Take the control socket; it is held until this handle is closed."""
+        """Take the control socket."""
         holder = lock_holder(self._folder)
         if holder is None:
             # The follower is about to see the end.
@@ -145,14 +167,17 @@ class AttachedRun(Handle):
             write_fd=fd,
             over=lambda is_open: not is_open,
             on_data=on_data,
-            on_closed=self._on_disconnected,
+            on_closed=lambda: self._on_disconnected(pump),
         )
-        self._socket = pump
+        self._socket, self._used = pump, time.monotonic()
         self._core.requests.connect(channel, pump.send)
         pump.start()
 
-    def _on_disconnected(self) -> None:
+    def _on_disconnected(self, pump: Pump) -> None:
         with self._connecting:
+            if self._socket is not pump:
+                # It was left, not lost.
+                return
             self._socket = None
             refusal, self._refusal = self._refusal, None
         # A worker that leaves closes the socket too: the follower is about to see the end then.
@@ -183,7 +208,7 @@ def attach(
 
     Its events come from the log, from the one numbered `from_seq` on; `step`, `eval_end` and `generation` events of
     timelines that were abandoned before this call are left out. While its worker lives, commands go through its
-    control socket, which takes one controller at a time: it is taken at the first command and held until `close`.
+    control socket, which takes one controller at a time: it is held while commands wait for answers.
 
     Raises ClientError if the folder holds no run. Iteration and `wait` raise WorkerDied if the log has no `end` and
     no worker holds the run; a command raises NoWorker if it cannot be sent.

@@ -54,6 +54,12 @@ class Requests:
         self._send: Send | None = None
         self._closed = False
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a command has no answer yet."""
+        with self._lock:
+            return bool(self._open)
+
     def connect(self, channel: Channel, send: Send | None) -> None:
         """Send through this channel from now on; None: nobody listens."""
         with self._lock:
