@@ -155,6 +155,17 @@ def test_a_run_that_goes_on_from_an_earlier_step_shows_no_loss_of_what_is_void(t
     assert (seen["step"], seen["loss"], seen["valid_loss"]) == (1, 3.0, 2.5)
 
 
+def test_a_list_of_runs_stands_in_columns_whatever_their_names(tmp_path: Path) -> None:
+    for name in ("日本", "plain", "evil\x1b[2J"):
+        (tmp_path / name).mkdir()
+        attempt = '{"type":"attempt","seq":1,"ts":1,"run_id":"r","attempt":1,"protocol":1,"worker":"0","pid":1}'
+        (tmp_path / name / "events.jsonl").write_text(attempt + "\n")
+    lines = trainwire("runs", tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["evil\ufffd[2J", "plain", "日本"]
+    before = [line[: line.index("died")] for line in lines[1:]]
+    assert [len(text) + text.count("日") + text.count("本") for text in before] == [lines[0].index("STATE")] * 3
+
+
 def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
     assert trainwire("status", tmp_path).returncode == 3
     assert trainwire("stop", tmp_path).returncode == 3

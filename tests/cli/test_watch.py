@@ -189,6 +189,21 @@ def test_a_view_without_anything_yet_is_drawn() -> None:
     assert "loss ─" not in drawn(WatchState(), 80, last=True)
 
 
+def test_what_a_model_or_a_row_says_does_not_steer_the_terminal() -> None:
+    evil = "\x1b[2J\x9b31m\x07 evil"
+    said = Generation(index=0, prompt=evil, completion=evil, tokens=1, step=1)
+    named = msgspec.structs.replace(init(), run_name=evil, model=evil)
+    failed = Error(code="dataset_invalid", message=evil, hint=evil)
+    state = followed(named, said, Log(level="warn", message=evil, code="x"), failed)
+    for last in (False, True):
+        console = Console(width=120, height=40, file=io.StringIO(), force_terminal=True)
+        with console.capture() as captured:
+            console.print(draw(state, 120, 40, "keys", evil, last=last))
+        text = captured.get()
+        assert text.count("evil") >= 6
+        assert not re.search(r"\x1b\[2J|\x9b|\x07", text)
+
+
 def test_an_attempt_makes_what_lies_above_its_step_void() -> None:
     said = Generation(index=0, prompt="?", completion="!", tokens=1, step=4)
     valid = EvalEnd(step=4, valid_loss=1.2, perplexity=3.3, token_accuracy=0.5, tokens=9, ms=1.0, best=True)

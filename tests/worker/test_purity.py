@@ -328,3 +328,12 @@ def test_an_error_is_told_to_a_person_in_two_sentences(run: Spawn, tmp_path: Pat
     assert worker.stderr().startswith("trainwire: ")
     assert "batch_size" in worker.stderr()
     assert "Traceback" not in worker.stderr()
+
+
+@pytest.mark.parametrize("options", [(), ("--progress", "on")], ids=["alone", "among lines"])
+def test_an_error_that_quotes_a_row_does_not_steer_the_terminal(run: Spawn, options: tuple[str, ...]) -> None:
+    evil = {"do": "fail", "step": 1, "code": "dataset_invalid", "message": "It has \x1b[2J.", "hint": "\x9b31m"}
+    worker = run(*options, script={"acts": [evil]})
+    assert worker.finish()["outcome"] == "failed"
+    assert "It has \ufffd[2J." in worker.stderr()
+    assert not {"\x1b", "\x9b"} & set(worker.stderr())

@@ -4,6 +4,9 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from unicodedata import east_asian_width
+
+from trainwire_protocol.printable import printable
 
 from .overview import Overview, ago, find_runs, number
 
@@ -12,6 +15,11 @@ def _process(overview: Overview) -> str:
     if overview.orphan_pid is not None:
         return f" (engine {overview.orphan_pid} saves)"
     return f" ({overview.pid})" if overview.alive else ""
+
+
+def _columns(text: str) -> int:
+    """Count the columns of a terminal that a text takes: Chinese and Japanese letters take two."""
+    return sum(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def run(words: list[str]) -> int:
@@ -38,7 +46,7 @@ def run(words: list[str]) -> int:
         name = str(place.relative_to(base)) if place != base else place.name
         rows.append(
             (
-                name,
+                printable(name),
                 overview.state + _process(overview),
                 f"{overview.step}/{overview.total_steps}",
                 number(overview.loss),
@@ -46,7 +54,7 @@ def run(words: list[str]) -> int:
                 Path(overview.checkpoint).name if overview.checkpoint else "–",
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(_columns(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+        print("  ".join(cell + " " * (width - _columns(cell)) for cell, width in zip(row, widths)).rstrip())
     return 0

@@ -5,6 +5,8 @@ import json
 import sys
 from pathlib import Path
 
+from trainwire_protocol.printable import printable
+
 from .overview import ago, left_behind, look_at, number
 
 
@@ -30,5 +32,5 @@ def run(words: list[str]) -> int:
         if note := left_behind(overview):
             print(f"engine      {note}")
         if overview.error:
-            print(f"error       {overview.error}")
+            print(f"error       {printable(overview.error)}")
     return 1 if overview.state in ("died", "failed") else 0

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainwire_protocol.errors import ConfigInvalid
+from trainwire_protocol.printable import printable
 
 from .terminal_time import as_clock
 
@@ -21,7 +22,7 @@ def show(result: dict[str, Any], notes: Sequence[str], *, colour: bool) -> None:
     if not result["valid"]:
         print("The run cannot begin:")
         for issue in result["issues"]:
-            print(f"  {issue['path'] + ': ' if issue['path'] else ''}{issue['message']}")
+            print(f"  {issue['path'] + ': ' if issue['path'] else ''}{printable(issue['message'])}")
         if any(issue["code"] == "unknown_key" for issue in result["issues"]):
             print(ConfigInvalid.advice)
     else:
@@ -30,7 +31,7 @@ def show(result: dict[str, Any], notes: Sequence[str], *, colour: bool) -> None:
         for sample in result.get("samples") or []:
             print(_sample(sample, width, colour=colour))
         for issue in result["issues"]:
-            print(f"note: {issue['message']}")
+            print(f"note: {printable(issue['message'])}")
     for note in notes:
         print(f"note: {note}")
     if result["valid"]:
@@ -106,18 +107,11 @@ def _sample(sample: dict[str, Any], width: int, *, colour: bool) -> str:
     start, end = (TRAINED, PLAIN) if colour else (OPEN, CLOSE)
     head = f"{sample['row']}: {sample['tokens']:,} tokens, {sample['trained_tokens']:,} trained"
     text = "".join(
-        f"{start}{_visible(segment['text'])}{end}" if segment["trained"] else _visible(segment["text"])
+        f"{start}{printable(segment['text'])}{end}" if segment["trained"] else printable(segment["text"])
         for segment in sample["segments"]
     )
     ruler = "─" * min(width, 60)
     return f"{DIM + ruler + PLAIN if colour else ruler}\n{head}\n{text.rstrip()}\n"
-
-
-def _visible(text: str) -> str:
-    """Show control characters, which could steer the terminal, by their pictures; line ends stay."""
-    return "".join(
-        c if c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
 
 
 def _bytes(count: int) -> str:

@@ -15,6 +15,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from trainwire_protocol.printable import printable
+
 from .overview import number
 from .terminal_time import as_clock
 from .watch_state import WatchState
@@ -65,7 +67,7 @@ def _megabytes(size: int) -> str:
 
 def _header(state: WatchState) -> Text:
     line = Text(no_wrap=True, overflow="ellipsis")
-    line.append(state.name or "trainwire", style="bold")
+    line.append(_plain(state.name) or "trainwire", style="bold")
     phase = state.end.outcome if state.end else state.phase
     line.append("  ")
     line.append(f" {phase} ", style=_PHASES.get(phase, "reverse"))
@@ -74,7 +76,7 @@ def _header(state: WatchState) -> Text:
     if state.total_epochs:
         line.append(f"  epoch {state.epoch} of {state.total_epochs}")
     if state.model:
-        line.append(f"  {state.model}", style="dim")
+        line.append(f"  {_plain(state.model)}", style="dim")
     return line
 
 
@@ -161,12 +163,12 @@ def _generations(state: WatchState, rows: int, width: int) -> RenderableType:
     for said in list(state.generations)[-rows:]:
         line = Text(no_wrap=True, overflow="ellipsis")
         line.append(f"step {said.step:,}  ", style="dim")
-        prompt = " ".join(said.prompt.split())
+        prompt = _plain(said.prompt)
         # The answer is what changes from one time to the next.
         room = width // 3
         line.append(prompt if cell_len(prompt) <= room else set_cell_size(prompt, room).rstrip() + "…", style="dim")
         line.append(" → ", style="dim")
-        line.append(" ".join(said.completion.split()))
+        line.append(_plain(said.completion))
         lines.append(line)
     return _filled(lines, rows)
 
@@ -180,9 +182,14 @@ def _notices(state: WatchState, rows: int, *, whole: bool) -> RenderableType:
         if level in _TAGS:
             line.append(f" {level} ", style=_TAGS[level])
             line.append(" ")
-        line.append(message, style="dim" if level == "debug" else "")
+        line.append(printable(message) if wraps else _plain(message), style="dim" if level == "debug" else "")
         lines.append(line)
     return Group(*lines) if whole else _filled(lines, rows)
+
+
+def _plain(text: str) -> str:
+    """Show a text in one line."""
+    return printable(" ".join(text.split()))
 
 
 def _filled(lines: Sequence[Text], rows: int) -> RenderableType:
@@ -213,6 +220,6 @@ def draw(
         return Group(*parts)
     if plan.notices:
         parts.append(_notices(state, plan.notices, whole=False))
-    parts.append(Text(remark, style="bold", no_wrap=True, overflow="ellipsis"))
+    parts.append(Text(_plain(remark), style="bold", no_wrap=True, overflow="ellipsis"))
     parts.append(Text(keys, style="dim", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)

@@ -28,6 +28,7 @@ from trainwire_engine.sampler import answer_tokens
 from trainwire_engine.tokenizer import Tokenizer
 from trainwire_protocol.config import Config
 from trainwire_protocol.errors import TrainwireError
+from trainwire_protocol.printable import printable
 
 UNFINISHED = "\ufffd"
 """What a decoder puts where the bytes of a character are not all there yet."""
@@ -87,7 +88,7 @@ def say(speaker: Speaker, prompt: Prompt, turn: int = 0) -> str:
     try:
         for piece in speaker.answer(prompt, turn):
             whole += piece
-            print(_harmless(piece) if safe else piece, end="", flush=True)
+            print(printable(piece) if safe else piece, end="", flush=True)
     except KeyboardInterrupt:
         print(" …", end="")
     print(flush=True)
@@ -115,11 +116,6 @@ def chat(speaker: Speaker) -> int:
             continue
         said = [*messages, {"role": "assistant", "content": answer}]
         turn += 1
-
-
-def _harmless(text: str) -> str:
-    """Replace control characters, which could steer the terminal."""
-    return "".join(c if c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) else UNFINISHED for c in text)
 
 
 def main(words: list[str] | None = None) -> int:

@@ -18,6 +18,7 @@ from trainwire_protocol.events import (
     Status,
     Step,
 )
+from trainwire_protocol.printable import printable
 
 from .wire import TextWriter
 
@@ -62,7 +63,7 @@ class Terminal:
             return
         if not (self._bars or self._lines):
             if isinstance(event, Error):
-                self._stderr.write(f"trainwire: {event.message}{' ' + event.hint if event.hint else ''}\n")
+                self._stderr.write(printable(f"trainwire: {event.message}{' ' + event.hint if event.hint else ''}\n"))
             return
         if isinstance(event, Progress):
             self._show_progress(event)
@@ -74,7 +75,7 @@ class Terminal:
             text = self._text(event)
             if text and text != self._last_text:
                 self._last_text = text
-                self._write(text)
+                self._write(printable(text))
 
     def _text(self, event: Event) -> str | None:
         if isinstance(event, Error):
