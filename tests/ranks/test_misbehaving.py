@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from ranks_driver import AT_ONCE, Run, Start, wait_gone
 
+from trainwire_protocol.rundir import list_checkpoints
+
 # Loaded by every Python of the run; only the engine of one rank changes anything.
 PATCH = """
 import os, sys, threading, time
@@ -60,3 +62,30 @@ def test_a_rank_that_is_only_slow_holds_up_the_others_and_nothing_else(start: St
     env = spoil(tmp_path / "patch", 1, "time.sleep(0.3)")
     run = start(ranks=2, words=AT_ONCE, env=env, max_steps=12)
     assert run.finish()["outcome"] == "completed", run.printed()
+
+
+STOPPED_IN_A_SAVE = """
+import os, signal, sys, threading
+if "trainwire_engine" in sys.orig_argv:
+    from trainwire_engine.disk import Disk
+    make_folder = Disk.make_folder
+    def stop(self, path):
+        if os.environ.get("MLX_RANK") == "0":
+            os.kill(os.getpid(), signal.SIGSTOP)
+            threading.Event().wait()
+        return make_folder(self, path)
+    Disk.make_folder = stop
+"""
+
+
+def test_nobody_saves_beside_a_rank_that_stands_still_in_the_middle_of_a_save(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "patch"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(STOPPED_IN_A_SAVE)
+    env = {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    run = start(ranks=2, words=AT_ONCE, env=env, save_every=4)
+    end = run.finish()
+    (error,) = run.of("error")
+    assert error["details"]["rank"] == 0, run.printed()
+    assert (end["exit_code"], end["checkpoint"]) == (9, None)
+    assert list_checkpoints(tmp_path / "run") == []

@@ -11,13 +11,15 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from trainwire_engine.disk import Disk
+from trainwire_engine.save_lock import SaveLock
 from trainwire_engine.snapshot import Snapshot
 from trainwire_engine.tidying import REMOVING, REPLACED, abandoned_checkpoints
 from trainwire_protocol.events import CheckpointKind
@@ -63,16 +65,28 @@ class _Job:
 
 
 class Saver:
-    """Writes the checkpoints of a run folder; `start` returns at once if it may write in the background."""
+    """Writes the checkpoints of a run folder; `start` returns at once if it may write in the background.
 
-    def __init__(self, run_dir: Path, start_step: int, max_checkpoints: Callable[[], int], disk: Disk | None = None):
+    With a lock there are others who may write there too, each with a Saver of its own.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        start_step: int,
+        max_checkpoints: Callable[[], int],
+        disk: Disk | None = None,
+        lock: SaveLock | None = None,
+    ) -> None:
         self.run_dir = run_dir
         self._disk = disk or Disk()
+        self._lock = lock
         self._max_checkpoints = max_checkpoints
         self._thread: threading.Thread | None = None
         self._job: _Job | None = None
         self._done: list[Done] = []
-        self._abandoned = abandoned_checkpoints(run_dir, start_step)
+        # By their numbers too: another writer may give the names anew.
+        self._abandoned = [(folder, folder.stat().st_ino) for folder in abandoned_checkpoints(run_dir, start_step)]
 
     def start(self, snapshot: Snapshot, targets: Sequence[Target], *, background: bool) -> None:
         """Write a snapshot under its first target, and give it the others' names too; waits for the one before."""
@@ -114,6 +128,23 @@ class Saver:
             return False
         return True
 
+    @contextmanager
+    def alone(self, *, wait: bool = True) -> Iterator[bool]:
+        """Keep other ranks from writing while inside; without `wait` it says whether none was writing."""
+        if self._lock is None:
+            yield True
+            return
+        with self._lock.held(wait=wait) as mine:
+            yield mine
+
+    def of_another(self, step: int) -> Path | None:
+        """Find what another rank has written of this run at a step or later."""
+        if self._lock is None:
+            return None
+        past = {number for _, number in self._abandoned}
+        newer = (info.path for info in list_checkpoints(self.run_dir) if info.step >= step)
+        return next((path for path in newer if path.stat().st_ino not in past), None)
+
     def _write_all(self, job: _Job) -> None:
         source: Path | None = None
         for target in job.targets:
@@ -151,6 +182,10 @@ class Saver:
         return self._publish(step, target, fill)
 
     def _publish(self, step: int, target: Target, fill: Callable[[Path], dict[str, FileEntry]]) -> Done:
+        with self.alone():
+            return self._publish_alone(step, target, fill)
+
+    def _publish_alone(self, step: int, target: Target, fill: Callable[[Path], dict[str, FileEntry]]) -> Done:
         """Write a folder aside and give it its name once it is whole; leaves nothing behind on an error."""
         aside, path = self.run_dir / f"{TEMPORARY_PREFIX}{target.name}", self.run_dir / target.name
         try:
@@ -202,13 +237,14 @@ class Saver:
     def _move_abandoned(self) -> None:
         """Move aside what an abandoned timeline left above the resumed step: the run has a newer past now."""
         while self._abandoned:
-            folder = self._abandoned[-1]
-            if folder.exists():
+            folder, number = self._abandoned[-1]
+            if folder.exists() and folder.stat().st_ino == number:
                 target = self.run_dir / ABANDONED_NAME
                 target.mkdir(exist_ok=True)
-                place, number = target / folder.name, 2
+                place, copies = target / folder.name, 1
                 while place.exists():
-                    place, number = target / f"{folder.name}.{number}", number + 1
+                    copies += 1
+                    place = target / f"{folder.name}.{copies}"
                 self._disk.rename(folder, place)
             self._abandoned.pop()
 

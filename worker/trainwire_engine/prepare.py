@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from trainwire_engine.profile import ProfiledStep
 from trainwire_engine.ranks import Alone
 from trainwire_engine.reports import Reports
 from trainwire_engine.resume import Past, model_mark, open_past
+from trainwire_engine.save_lock import SAVE_LOCK_NAME, SaveLock
 from trainwire_engine.saving import Saves
 from trainwire_engine.schedule import Course, total_steps, warmup_steps
 from trainwire_engine.snapshot import Contents
@@ -115,7 +117,8 @@ def prepare(begin: Begin, channel: EngineChannel | Mute, reports: Reports, ranks
     )
     stopwatch = Stopwatch(state)
     state.elapsed_ms += (time.perf_counter() - stopwatch_start) * 1000
-    saver = Saver(run_dir, state.step, lambda: course.config.max_checkpoints)
+    lock = SaveLock(run_dir) if ranks.size > 1 else None
+    saver = Saver(run_dir, state.step, lambda: course.config.max_checkpoints, lock=lock)
     own = past.folder if past and past.folder.parent == run_dir and not past.changes else None
     saves = Saves(course, step, Contents(model, tokenizer), saver, reports, stopwatch, passport, own)
     boundary = Boundary(course, model, tokenizer, valid, prompts, reports, saves, ranks)
@@ -153,8 +156,12 @@ def choose_blas(wanted: str, past: Past | None = None) -> Native:
 
 def tidy(run_dir: Path) -> None:
     """Put the run folder in order after a crash; raises DiskFull or IoError."""
+    shared = (run_dir / SAVE_LOCK_NAME).exists()
     try:
-        put_in_order(run_dir)
+        # A rank on another host may have outlived its run, and be saving still.
+        with SaveLock(run_dir).held(wait=False) if shared else nullcontext(True) as mine:
+            if mine:
+                put_in_order(run_dir)
     except OSError as error:
         raise disk_error(f"The run folder {run_dir} cannot be put in order", error) from error
 

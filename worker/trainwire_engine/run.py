@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
 
@@ -25,17 +24,7 @@ from trainwire_engine.watch import Stopped
 from trainwire_protocol.channel import LEADER_HANGS, LEADER_LOST, Begin, Check, EngineChannel
 from trainwire_protocol.errors import DiskFull, EngineUnavailable, Internal, IoError, NonFinite, TrainwireError
 from trainwire_protocol.events import CheckpointKind
-from trainwire_protocol.rundir import (
-    FINAL_NAME,
-    LOCK_NAME,
-    TEMPORARY_PREFIX,
-    checkpoint_name,
-    emergency_name,
-    list_checkpoints,
-)
-
-HESITATION = 0.5
-"""Seconds that the rank which saves in rank 0's place waits first."""
+from trainwire_protocol.rundir import FINAL_NAME, LOCK_NAME, checkpoint_name, emergency_name
 
 
 def serve(channel: EngineChannel) -> int:
@@ -117,14 +106,10 @@ def _bereaved(team: Team, parts: Parts | None, error: TrainwireError) -> int:
     """Leave because rank 0 is lost; the next rank saves what it has, where it reaches the run's folder."""
     print(error.message, file=sys.stderr)
     if team.rank == 1 and parts is not None:
-        run_dir, silent = Path(parts.course.config.run_dir or "."), bool(error.details.get("silent"))
-        if silent:
-            # Rank 0 may be alive behind a cut network, and save to the same disk: it goes first.
-            time.sleep(HESITATION)
-        saving = silent and any(run_dir.glob(f"{TEMPORARY_PREFIX}*"))
-        newest = max((info.step for info in list_checkpoints(run_dir)), default=-1)
-        if (run_dir / LOCK_NAME).exists() and newest < parts.course.state.step and not saving:
-            _rescue(parts, error)
+        # A rank 0 that has died has left the folder; one that stands still in the middle of a save never does.
+        died = not (error.details.get("silent") or error.details.get("hangs"))
+        if (Path(parts.course.config.run_dir or ".") / LOCK_NAME).exists():
+            _rescue(parts, error, wait=died)
     return LEADER_HANGS if error.details.get("hangs") else LEADER_LOST
 
 
@@ -203,9 +188,9 @@ def _stop(parts: Parts, control: Control) -> int:
     return 0
 
 
-def _rescue(parts: Parts, error: TrainwireError) -> Path | None:
+def _rescue(parts: Parts, error: TrainwireError, *, wait: bool = True) -> Path | None:
     """Save the last good state before the engine leaves with an error, if the disk lets it; gives the newest
-    whole checkpoint."""
+    whole checkpoint. Without `wait` it is left to the rank that is saving, if one is."""
     saves, state = parts.saves, parts.course.state
     kind: CheckpointKind = "emergency"
     try:
@@ -215,7 +200,7 @@ def _rescue(parts: Parts, error: TrainwireError) -> Path | None:
             state.non_finite_in_row = 0
         if state.step > 0 and not isinstance(error, DiskFull | IoError) and saves.whole() is None:
             parts.model.release()
-            saves.now(Target(emergency_name(state.step), kind))
+            saves.last(Target(emergency_name(state.step), kind), wait=wait)
     except Exception:
         traceback.print_exc(file=sys.stderr)
     return saves.newest

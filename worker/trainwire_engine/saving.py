@@ -100,6 +100,17 @@ class Saves:
             self._announce(done)
         return self._saver.run_dir / target.name
 
+    def last(self, target: Target, *, wait: bool) -> None:
+        """Write this state before the process leaves, unless another rank has written it, or a later one.
+
+        Without `wait` it is not written while another one is at it. Raises OSError.
+        """
+        with self._saver.alone(wait=wait) as mine:
+            if mine and (found := self._saver.of_another(self._course.state.step)) is not None:
+                self.newest = found
+            elif mine:
+                self.now(target)
+
     def whole(self) -> Path | None:
         """Give the checkpoint that already holds this very state, if there is one."""
         if self._whole is not None and self._whole[1] == self._course.mark() and self._whole[0].is_dir():
