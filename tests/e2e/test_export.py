@@ -16,7 +16,7 @@ from whole import ENVIRONMENT, trainwire, write_config
 
 from trainwire_engine.loading import load_module
 from trainwire_engine.model import Model
-from trainwire_engine.model_card import loss_curve
+from trainwire_engine.model_card import loss_curve, model_card
 
 IDS = [[5, 9, 33, 7, 201, 44, 12, 90]]
 FAMILIES = ("qwen3", "llama", "gemma3_text")
@@ -110,6 +110,7 @@ def test_fusing_into_a_packed_base_says_what_was_lost_and_dequantizing_loses_not
     assert packed.returncode == 0, packed.stderr
     mean, worst = (float(x) / 100 for x in re.findall(r"([\d.]+)%", packed.stderr)[:2])
     assert 0 < mean <= worst
+    assert packed.stderr.strip() in (tmp_path / "packed/README.md").read_text()
     plain = export(checkpoint, "mlx", tmp_path / "plain", "--dequantize")
     assert plain.returncode == 0, plain.stderr
     assert "%" not in plain.stderr
@@ -118,6 +119,40 @@ def test_fusing_into_a_packed_base_says_what_was_lost_and_dequantizing_loses_not
     loss = np.abs(our_logits(tmp_path / "plain", model) - target).max()
     assert loss < 1e-3
     assert np.abs(our_logits(tmp_path / "packed", model) - target).max() > loss
+
+
+def test_an_adapter_of_a_packed_base_says_what_transformers_needs(base: Path, tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model", "qwen3", bits=4, hidden_size=64, intermediate_size=128)
+    checkpoint = trained(base, tmp_path, model)
+    done = export(checkpoint, "peft", tmp_path / "peft")
+    assert done.returncode == 0, done.stderr
+    assert "transformers does not load" in done.stderr
+    card = (tmp_path / "peft/README.md").read_text()
+    assert done.stderr.strip() in card
+    assert 'from_pretrained("THE_MODEL_IT_WAS_PACKED_FROM")' in card
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_the_tokens_that_end_an_answer_go_along(base: Path, tmp_path: Path, method: str) -> None:
+    model = tiny_model(tmp_path / "model", "qwen3")
+    (model / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    checkpoint = trained(base, tmp_path, model, method=method)
+    for form in ("mlx", "hf"):
+        assert export(checkpoint, form, tmp_path / form).returncode == 0
+        assert json.loads((tmp_path / form / "generation_config.json").read_text()) == {"eos_token_id": [7, 9]}
+
+
+def test_no_value_breaks_a_cards_table(tmp_path: Path) -> None:
+    config = {"method": "lora", "batch_size": 3, "data": ["a.jsonl", "b.jsonl"], "chat_template": "{{ a | b }}\n`c`"}
+    config["prompts"] = ["x" * 1000]  # type: ignore[assignment]
+    state = {"state": {"step": 5, "trained_tokens": 1234}, "config": config, "train": {"examples": 2000}}
+    card = model_card(tmp_path / "final", state, None, "hf")
+    assert "5 updates of 3 examples, 1,234 trained tokens" in card
+    assert "- Data: `a.jsonl`, `b.jsonl` (2,000 rows)" in card
+    rows = card[card.index("## Config") :].splitlines()[4:]
+    assert [len(re.findall(r"(?<!\\)\|", row)) for row in rows] == [3] * 4
+    assert "| `chat_template` | `` {{ a \\| b }} `c` `` |" in rows
+    assert all(len(row) < 400 for row in rows)
 
 
 def test_an_architecture_without_a_proof_is_refused_with_the_reason(base: Path, tmp_path: Path) -> None:

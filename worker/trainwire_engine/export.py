@@ -19,13 +19,15 @@ from trainwire_engine.model_card import model_card
 from trainwire_protocol.errors import NotFound, TrainwireError, Unsupported
 from trainwire_protocol.rundir import STATE_NAME, TEMPORARY_PREFIX, defect, read_manifest
 
-_TOKENIZER_FILES = (
+_KEPT_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
     "chat_template*",
     "vocab*",
     "merges.txt",
     "added_tokens.json",
+    # It names the tokens that end an answer.
+    "generation_config.json",
 )
 
 
@@ -45,17 +47,18 @@ def open_checkpoint(folder: Path) -> Source:
     return Source(folder, state, adapter)
 
 
-def _copy_tokenizer(source: Source, out: Path) -> None:
+def _copy_files(source: Source, out: Path) -> None:
+    """Copy what belongs to a model besides its weights and their config."""
     # The checkpoint's own files come last: its chat template is the one that was trained with.
     for folder in (source.base, source.folder):
-        for pattern in _TOKENIZER_FILES:
+        for pattern in _KEPT_FILES:
             for file in folder.glob(pattern):
                 if file.is_file():
                     shutil.copyfile(file, out / file.name)
 
 
 def export(checkpoint: Path, form: str, out: Path, *, dequantize: bool = False) -> str | None:
-    """Export a checkpoint into a new folder, which appears whole; a sentence to print, if there is one.
+    """Export a checkpoint into a new folder, which appears whole; what is to be known of it, if there is something.
 
     Raises NotFound, Unsupported, ModelLoadFailed, and Unsupported if `out` exists and is not empty.
     """
@@ -72,9 +75,9 @@ def export(checkpoint: Path, form: str, out: Path, *, dequantize: bool = False) 
         elif form == "hf":
             to_hf(source, aside)
         else:
-            to_peft(source, aside)
-        _copy_tokenizer(source, aside)
-        card = model_card(source.folder, source.state, source.adapter_config, form)
+            note = to_peft(source, aside)
+        _copy_files(source, aside)
+        card = model_card(source.folder, source.state, source.adapter_config, form, note)
         (aside / "README.md").write_text(card, encoding="utf-8")
         if out.exists():
             out.rmdir()

@@ -24,6 +24,10 @@ HF_ARCHITECTURES = {
 """Model types whose weights have the same names and meaning in mlx-lm and transformers, with their class there."""
 
 MAX_SHARD_BYTES = 5 << 30
+_PACKED_BASE = (
+    "The base model is packed in MLX's way, which transformers does not load: the adapter goes onto the model that it"
+    " was packed from, where its answers differ a little from those in training. --to hf keeps them."
+)
 
 
 @dataclass(frozen=True)
@@ -123,8 +127,8 @@ def to_hf(source: Source, out: Path) -> None:
     _write_json(out / "config.json", config)
 
 
-def to_peft(source: Source, out: Path) -> None:
-    """Write an adapter that peft loads onto the base model in transformers."""
+def to_peft(source: Source, out: Path) -> str | None:
+    """Write an adapter that peft loads onto the base model in transformers; a sentence about a base that is packed."""
     adapter = source.adapter_config
     if adapter is None:
         raise Unsupported("A full model has no adapter.", hint="Use --to hf.")
@@ -160,3 +164,4 @@ def to_peft(source: Source, out: Path) -> None:
             "init_lora_weights": True,
         },
     )
+    return _PACKED_BASE if "quantization" in config else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from trainwire_protocol.rundir import read_log
 from trainwire_protocol.version import VERSION
 
 _POINTS = 12
+_LONGEST_VALUE = 300
 _LEFT_OUT = ("run_dir", "run_name", "resume", "resume_override", "cache_dir", "model", "data", "valid_data")
 
 _LOADING = {
@@ -23,10 +25,11 @@ tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")
 ```""",
     "peft": """```python
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 base = AutoModelForCausalLM.from_pretrained("BASE_MODEL")
 model = PeftModel.from_pretrained(base, "THIS_FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")
 ```""",
 }
 
@@ -58,32 +61,62 @@ def _some(points: dict[int, float]) -> list[int]:
     return [steps[round(i * (len(steps) - 1) / (_POINTS - 1))] for i in range(_POINTS)]
 
 
-def model_card(checkpoint: Path, state: dict[str, Any], adapter: dict[str, Any] | None, form: str) -> str:
-    """Write the card of an export of `checkpoint`, whose `trainer_state.json` is `state`."""
+def model_card(
+    checkpoint: Path, state: dict[str, Any], adapter: dict[str, Any] | None, form: str, note: str | None = None
+) -> str:
+    """Write the card of an export of `checkpoint`, whose `trainer_state.json` is `state`.
+
+    `note` is a sentence about what this form of it cannot do.
+    """
     config: dict[str, Any] = state.get("config") or {}
-    step = int(state["state"]["step"])
+    reached, step = state["state"], int(state["state"]["step"])
+    validated = []
+    if config.get("valid_data"):
+        validated = [f"- Validation data: {_places(config['valid_data'])}{_rows(state.get('valid'))}"]
     lines = [
         f"# {config.get('run_name') or checkpoint.parent.name}",
         "",
-        f"Fine-tuned with trainwire {VERSION}: {config.get('method', 'full')}, {step} updates.",
+        f"Fine-tuned with trainwire {VERSION}: {config.get('method', 'full')}, {step} updates of"
+        f" {config.get('batch_size')} examples, {int(reached['trained_tokens']):,} trained tokens.",
         "",
         f"- Base model: `{config.get('model', '')}`"
         + (f" at `{config['revision']}`" if config.get("revision") else ""),
-        f"- Data: `{config.get('data', '')}`",
-        *([f"- Validation data: `{config['valid_data']}`"] if config.get("valid_data") else []),
+        f"- Data: {_places(config.get('data'))}{_rows(state.get('train'))}",
+        *validated,
         f"- Exported from: `{checkpoint.name}` as `{form}`",
     ]
     if adapter is not None:
         parameters = adapter["lora_parameters"]
         lines.append(f"- Adapters: rank {parameters['rank']}, scale {parameters['scale']:g}")
+    if note:
+        lines += ["", note]
     curve = loss_curve(checkpoint.parent, step)
     if curve:
         lines += ["", "## Loss", "", "| step | loss | validation loss |", "|---|---|---|"]
         lines += [f"| {at} | {_figure(loss)} | {_figure(valid)} |" for at, loss, valid in curve]
-    lines += ["", "## How to load it", "", _LOADING[form].replace("BASE_MODEL", str(config.get("model", "BASE_MODEL")))]
+    base = "THE_MODEL_IT_WAS_PACKED_FROM" if note and form == "peft" else str(config.get("model", "BASE_MODEL"))
+    lines += ["", "## How to load it", "", _LOADING[form].replace("BASE_MODEL", base)]
     lines += ["", "## Config", "", "| key | value |", "|---|---|"]
-    lines += [f"| `{key}` | `{value}` |" for key, value in config.items() if key not in _LEFT_OUT and value is not None]
+    shown = {key: value for key, value in config.items() if key not in _LEFT_OUT and value is not None}
+    lines += [f"| `{key}` | {_cell(value)} |" for key, value in shown.items()]
     return "\n".join(lines) + "\n"
+
+
+def _places(data: Any) -> str:
+    return ", ".join(f"`{place}`" for place in (data if isinstance(data, list) else [data]))
+
+
+def _rows(mark: dict[str, Any] | None) -> str:
+    return f" ({mark['examples']:,} rows)" if mark else ""
+
+
+def _cell(value: Any) -> str:
+    """Show a value in a table, which a bar, a line's end or a backtick of its own would break."""
+    text = " ".join(str(value).split())
+    text = text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if "`" in text else ""
+    return f"{fence}{space}{text}{space}{fence}".replace("|", "\\|")
 
 
 def _figure(value: float | None) -> str:
