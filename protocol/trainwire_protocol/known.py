@@ -37,6 +37,7 @@ LOG_CODES: dict[str, str] = {
     "engine_died": "the engine died and is started again; `details` as in the error of this code",
     "uncontrolled": "the front end is gone and the run goes on",
     "tracker_failed": "a tracker has left",
+    "not_recorded": "passes on a CUDA card are handed over anew each time, which is slower",
     "profile": "where the time of updates goes (`--profile`)",
 }
 """The codes of `log` events. A reader shows a code that it does not know like a `log` without one."""

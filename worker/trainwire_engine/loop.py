@@ -170,6 +170,14 @@ def warn(parts: Parts, measured: Measured, rows: list[int]) -> None:
             f"Only {left} bytes of memory are left: the run may be ended by the system.",
             {"step": state.step, "available_bytes": left},
         )
+    if reason := parts.step.not_recorded:
+        parts.step.not_recorded = ""
+        reports.log(
+            "info",
+            "not_recorded",
+            f"Passes are not recorded any more, which makes updates of few tokens slower: {reason}.",
+            {"step": state.step},
+        )
 
 
 def end_epoch(parts: Parts) -> None:

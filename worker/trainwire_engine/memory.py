@@ -13,8 +13,8 @@ import mlx.core as mx
 from trainwire_engine import native
 
 _CUDA_SETTINGS = {
-    # Work goes to the card in larger pieces, which spares the host a third of its time.
-    "MLX_MAX_OPS_PER_BUFFER": "400",
+    # Larger pieces would spare the host time, but the memory of a piece is only used again after it.
+    "MLX_MAX_OPS_PER_BUFFER": "100",
     "MLX_MAX_MB_PER_BUFFER": "100000",
     # MLX keeps a graph for each piece and an attention plan for each shape, and gives up a process that needs many.
     "MLX_CUDA_GRAPH_CACHE_SIZE": "4000",

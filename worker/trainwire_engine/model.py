@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,9 @@ class Model:
             name: leaf.dtype if own or name.endswith(".m") else self.forward_dtype for name, leaf in leaves.items()
         }
         keep = config.trainable_dtype == "model"
-        self.trainable: Arrays = {
+        self.replaced = 0
+        self._later: Callable[[], Arrays] | None = None
+        self.trainable = {
             name: leaf.astype(self._kept_dtype(name) if keep else mx.float32) for name, leaf in leaves.items()
         }
         # A compiled function would compute again whatever it captures unevaluated.
@@ -87,6 +89,17 @@ class Model:
         self.trainable_parameters = sum(leaf.size for leaf in leaves.values())
         self.total_parameters = _count(module)
         self.adapter_layers = list(adapters.adapter_layers(module))
+
+    @property
+    def trainable(self) -> Arrays:
+        """The masters of the weights that are trained."""
+        if self._later is not None:
+            self._trainable, self._later = self._later(), None
+        return self._trainable
+
+    @trainable.setter
+    def trainable(self, params: Arrays) -> None:
+        self._trainable, self._later = params, None
 
     @property
     def head(self) -> str:
@@ -117,9 +130,10 @@ class Model:
         """Switch dropout and the kernels without a gradient; `module` always comes in evaluation mode."""
         self._module.train(on)
 
-    def adopt(self, params: Arrays, *, traced: bool) -> None:
-        """Take an update's weights; after a trace the module holds tracers, which are let go."""
-        self.trainable = params
+    def adopt(self, params: Callable[[], Arrays], *, traced: bool) -> None:
+        """Take an update's weights, given when they are asked for; after a trace the module holds tracers, which are
+        let go."""
+        self._later = params
         self._stale = True
         if traced:
             self.release()
@@ -127,7 +141,7 @@ class Model:
     def release(self) -> None:
         """Drop the module's copies of the trainable weights until `module` is asked for again."""
         empty = mx.zeros(())
-        self._module.update(tree_unflatten([(name, empty) for name in self.trainable]), strict=False)
+        self._module.update(tree_unflatten([(name, empty) for name in self.leaf_dtype]), strict=False)
         self._stale = True
 
     def set_trainable(self, params: Arrays) -> None:
@@ -148,6 +162,7 @@ class Model:
                     hint="model and lora_rank must be those the weights come from.",
                 )
         self.trainable = {name: params[name].astype(old.dtype) for name, old in self.trainable.items()}
+        self.replaced += 1
         self._stale = True
 
     def adapter_config(self) -> dict[str, Any]:

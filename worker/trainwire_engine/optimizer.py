@@ -97,6 +97,11 @@ class Optimizer:
                 new_state[f"{slot}.{name}"] = value
         return new_params, new_state
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether every number of a weight is updated by itself."""
+        return self._rule.elementwise
+
     def together(self, params: Arrays) -> bool:
         """Tell whether a few kernels go over all these weights at once: AdamW in float32 on a CUDA card."""
         return self.name == "adamw" and all(p.dtype == mx.float32 for p in params.values()) and tensors.usable(params)

@@ -1,4 +1,4 @@
-"""Where libmlx keeps the addresses that it calls its BLAS through: slots of its relocation table, read and written."""
+"""Where libmlx keeps the addresses that it calls functions through: slots of its relocation table, read and written."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import platform
 import struct
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 ROUTINES = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
@@ -18,20 +19,21 @@ def is_elf64() -> bool:
     return sys.platform == "linux" and struct.calcsize("P") == 8 and platform.machine() in ("x86_64", "aarch64")
 
 
-def find_slots() -> dict[str, int]:
-    """Find the addresses that libmlx calls its BLAS through: routine name to the slot's place in memory."""
+def find_slots(names: Collection[str] = ROUTINES) -> dict[str, int]:
+    """Find the addresses that libmlx calls functions through: symbol to the slot's place in memory."""
     import mlx.core
 
     del mlx
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].endswith("/libmlx.so") and int(fields[2], 16) == 0:
-            return _relocations(Path(fields[5]), int(fields[0].split("-")[0], 16))
+            return _relocations(Path(fields[5]), int(fields[0].split("-")[0], 16), names)
     return {}
 
 
-def _relocations(file: Path, base: int) -> dict[str, int]:
-    """Read an ELF file's relocations of the BLAS routines (System V gABI, chapters 4 and 5)."""
+def _relocations(file: Path, base: int, wanted: Collection[str]) -> dict[str, int]:
+    """Read an ELF file's relocations of some symbols (System V gABI, chapters 4 and 5)."""
+    longest = max(map(len, wanted)) + 1
     with file.open("rb") as elf:
 
         def read(offset: int, size: int) -> bytes:
@@ -58,8 +60,8 @@ def _relocations(file: Path, base: int) -> dict[str, int]:
             for slot, info, _ in struct.iter_unpack("<QQq", read(offset(where), size)):
                 if info >> 32:
                     (name_at,) = struct.unpack("<I", read(symbols + (info >> 32) * 24, 4))
-                    name = read(names + name_at, 16).split(b"\0")[0].decode("ascii", "replace")
-                    if name in ROUTINES:
+                    name = read(names + name_at, longest).split(b"\0")[0].decode("ascii", "replace")
+                    if name in wanted:
                         found[name] = base + slot
         return found
 

@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from trainwire_engine.cuda import kernels
+from trainwire_engine.cuda import kernels, rotary
 from trainwire_engine.taking import taken
 from trainwire_protocol.errors import Unsupported
 
@@ -91,6 +91,9 @@ def install(module: nn.Module, model_type: object) -> None:
 
 def _spreading(base: type) -> type:
     def call(self: nn.Module, x: mx.array, *args: Any, **kwargs: Any) -> Any:
+        by = rotary.rotation(self, x, *args, **kwargs) if _active is not None else None
+        if by is not None and _active is not None:
+            return rotary.spread(by, x, *_active)
         return base.__call__(self, _spread(x), *args, **kwargs)
 
     return type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__, "spreads": True})

@@ -11,11 +11,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from trainwire_engine import memory
 from trainwire_engine.adapters import set_dropout_keys
 from trainwire_engine.batches import MicroBatch
-from trainwire_engine.cuda import tensors, tracing
+from trainwire_engine.cuda import recordings, tensors, tracing
+from trainwire_engine.cuda.recordings import CORRECT, LOSS, RecordingFailed, Recordings
 from trainwire_engine.dropout import token_keys
 from trainwire_engine.fastmath import on_cpu
+from trainwire_engine.joined import layout
 from trainwire_engine.lanes import Lanes, together
 from trainwire_engine.loss import micro_batch_sums
 from trainwire_engine.model import Arrays, Model
@@ -46,14 +49,18 @@ class UpdateStep:
     shape), one the rest of the update. Everything is summed over trained tokens and divided by their number at the end,
     so the split into micro-batches leaves loss, gradient and norm as they are. `meanwhile` is called in every update
     once its passes are under way. Its thread waits for the device once, at
-    the end, where one lane is in use.
+    the end, where one lane is in use. On a CUDA card passes are recorded; `not_recorded` says why, if they are not any
+    more.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer, config: Any, ranks: Alone | None = None) -> None:
         self.model = model
         self._ranks = ranks or Alone()
         self.optimizer = optimizer
-        self.state: Arrays = optimizer.init(model.trainable)
+        self._layout = layout(model.trainable, optimizer)
+        self._params = self._layout.join(model.trainable)
+        self._replaced = model.replaced
+        self._state = optimizer.init(self._params)
         self._seed: int = config.seed
         self._smoothing: float = config.label_smoothing
         self._max_value: float | None = config.max_grad_value
@@ -62,10 +69,12 @@ class UpdateStep:
         self._met: set[tuple[int, ...]] = set()
         self.lanes = Lanes(model.total_parameters)
         self.meanwhile: Callable[[], None] = lambda: None
+        self.not_recorded = ""
         self._binding = threading.Lock()
         self._sums = compiled(self._trace_sums)
+        self._recordings = self._new_recordings()
         # A dozen launches in all need no trace, and MLX compares the outputs of such launches pair by pair.
-        together = optimizer.together(model.trainable)
+        together = optimizer.together(self._params)
         self._finish: Callable[..., Any] = self._trace_finish if together else compiled(self._trace_finish, fused=True)
 
     def __call__(
@@ -78,23 +87,34 @@ class UpdateStep:
     ) -> UpdateResult:
         """Make the update number `step` (which seeds dropout); 0, None or infinity do not clip."""
         model = self.model
+        if self._replaced != model.replaced:
+            self._params, self._replaced = self._layout.join(model.trainable), model.replaced
         own = self.sums(micro_batches, step) if micro_batches else None
         totals, tokens = self.reduce(own, micro_batches)
         del own
         (loss, correct), grads = totals
         del totals
         limits = mx.array([tokens, learning_rate, max_grad_norm or float("inf")], mx.float32)
-        params, state, measured = self._finish(model.trainable, self.state, grads, loss, correct, limits)
+        params, state, measured = self._finish(self._params, self._state, grads, loss, correct, limits)
         del grads
         mx.eval(params, state, measured)
-        model.adopt(params, traced=self._traced)
-        self.state, self._traced = state, False
+        model.adopt(functools.partial(self._layout.split, params), traced=self._traced)
+        self._params, self._state, self._traced = params, state, False
         mean, guessed, norm, finite = measured.tolist()
         return UpdateResult(mean, tokens, round(guessed), norm, skipped=not finite)
 
+    @property
+    def state(self) -> Arrays:
+        """The optimizer's state by weights; setting it, and the model's weights, is a resume."""
+        return self._layout.split_state(self._state)
+
+    @state.setter
+    def state(self, state: Arrays) -> None:
+        self._state = self._layout.join_state(state)
+
     def reduce(self, own: Any, micro_batches: Sequence[MicroBatch]) -> tuple[Any, int]:
         """Add the sums of all ranks up; gives them with their trained tokens."""
-        return self._ranks.reduce(own, self.model.trainable, micro_batches)
+        return self._ranks.reduce(own, self._params, micro_batches)
 
     def compiles(self, micro_batches: Sequence[MicroBatch]) -> bool:
         """Tell whether an update will trace or compile: the first one, and on a GPU one with a shape not met yet."""
@@ -104,6 +124,12 @@ class UpdateStep:
 
     def sums(self, micro_batches: Sequence[MicroBatch], step: int) -> Any:
         """Give ((loss sum, correct), gradient sums), lazy: the passes of an update, without the rest of it."""
+        if self._recordings is not None:
+            inputs = [(*device_arrays(batch), self.dropout_keys(batch, step)) for batch in micro_batches]
+            try:
+                return self._recordings.sums(self._params, inputs, self.meanwhile)
+            except RecordingFailed as failure:
+                self._recordings, self.not_recorded = None, str(failure)
         batches, lane_of = self.lanes.spread(micro_batches)
         lanes = max(lane_of) + 1
 
@@ -125,7 +151,8 @@ class UpdateStep:
                 mx.eval(total)
             return total
 
-        return functools.reduce(_added, together(passes, lanes))
+        totals, grads = functools.reduce(_added, together(passes, lanes))
+        return totals, self._layout.join(grads)
 
     def dropout_keys(self, batch: MicroBatch, step: int) -> mx.array:
         """The keys of a micro-batch's tokens, from seed, update, row and place in the row; one key without dropout."""
@@ -138,8 +165,25 @@ class UpdateStep:
     def trace_anew(self) -> None:
         """Forget compiled passes, because the model's layers were changed."""
         self._sums = compiled(self._trace_sums)
+        self._recordings = self._new_recordings()
+
+    def _new_recordings(self) -> Recordings | None:
+        if not recordings.usable(self._params):
+            return None
+        most = memory.total_memory() // 2
+        return Recordings(compiled(self._trace_into), self._params, self._layout.split, most)
+
+    def _trace_into(self, params: Arrays, inputs: tuple[mx.array, ...], into: Arrays) -> list[mx.array]:
+        (loss, correct), grads = self._leaf_sums(params, inputs[:-1], inputs[-1])
+        return tensors.add_to(into, {**grads, LOSS: loss, CORRECT: correct})
 
     def _trace_sums(
+        self, params: Arrays, batch: tuple[mx.array, ...], key: mx.array
+    ) -> tuple[tuple[mx.array, mx.array], Arrays]:
+        totals, grads = self._leaf_sums(params, batch, key)
+        return totals, as_masters(grads, params)
+
+    def _leaf_sums(
         self, params: Arrays, batch: tuple[mx.array, ...], key: mx.array
     ) -> tuple[tuple[mx.array, mx.array], Arrays]:
         self._traced = True
@@ -151,8 +195,8 @@ class UpdateStep:
 
         # The gradient for a master is the one for its rounded leaf, in the master's dtype.
         with apart(*batch[5:]):
-            totals, grads = mx.value_and_grad(sums)(self.model.leaves(params))
-        return totals, as_masters(grads, params)
+            made: tuple[tuple[mx.array, mx.array], Arrays] = mx.value_and_grad(sums)(self.model.leaves(params))
+        return made
 
     def _trace_finish(
         self, params: Arrays, state: Arrays, grads: Arrays, loss: mx.array, correct: mx.array, limits: mx.array

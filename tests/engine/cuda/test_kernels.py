@@ -9,7 +9,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from trainwire_engine.cuda import install, kernels, tensors, tracing
+from trainwire_engine.cuda import install, kernels, norms, rotary, tensors, tracing
 from trainwire_engine.taking import taken
 
 pytestmark = pytest.mark.skipif(
@@ -109,6 +109,100 @@ def test_heads_go_to_rows_and_back(width: int) -> None:
     assert np.array_equal(exact(rows), expected.swapaxes(1, 2))
     again = kernels.take(rows, mx.array(back), heads, length_from=length).reshape(5, heads, width)
     assert np.array_equal(exact(again), exact(flat))
+
+
+ROPES = [
+    {"base": 10000.0},
+    {"base": 1e6, "scale": 0.25},
+    {"frequencies": [1.0, 3.0, 17.5, 1e4]},
+]
+
+
+def turned(x: mx.array, how: dict[str, Any]) -> mx.array:
+    frequencies = how.get("frequencies")
+    return mx.fast.rope(
+        x, x.shape[-1] if frequencies is None else 8, traditional=False, base=how.get("base"),
+        scale=how.get("scale", 1.0), offset=0, freqs=None if frequencies is None else mx.array(frequencies),
+    )  # fmt: skip
+
+
+def by(how: dict[str, Any]) -> rotary.Rotation:
+    if "frequencies" in how:
+        return rotary.Rotation(0.0, 1.0, mx.array(how["frequencies"]))
+    return rotary.Rotation(float(np.log2(np.float32(how["base"]))), how.get("scale", 1.0))
+
+
+@pytest.mark.parametrize(("dtype", "relative"), [(mx.float32, 2e-6), (mx.bfloat16, 8e-3)])
+@pytest.mark.parametrize(("how", "width"), [(ROPES[0], 64), (ROPES[1], 128), (ROPES[2], 8)])
+@pytest.mark.parametrize("heads", [1, 6])
+def test_rotary_positions_and_their_gradient(
+    dtype: Any, relative: float, how: dict[str, Any], width: int, heads: int
+) -> None:
+    if width * dtype.size % 32:
+        pytest.skip("too narrow for the kernel")
+    x, upstream = draw(1, 2, 70, heads, width, dtype=dtype), draw(2, 2, heads, 70, width, dtype=dtype)
+    (got,), (gradient,) = mx.vjp(lambda x: rotary.rotated(by(how), x.swapaxes(1, 2)), [x], [upstream])
+    (wanted,), (theirs,) = mx.vjp(lambda x: turned(x.swapaxes(1, 2), how), [x], [upstream])
+    close(got, exact(wanted), relative)
+    close(gradient, exact(theirs), relative)
+
+
+@pytest.mark.parametrize("heads", [1, 5])
+def test_rotated_tokens_go_to_their_rows(heads: int) -> None:
+    how, width, length = ROPES[0], 32, 4
+    x, upstream = draw(1, 1, 6, heads, width), draw(2, 2, heads, length, width)
+    slots = np.array([[0, 1, 2, -1], [3, 4, -1, -1]], np.int32)
+    back = np.array([0, 1, 2, 4, 5, -1], np.int32)
+
+    def spread(x: mx.array) -> mx.array:
+        ended = mx.concatenate([x[0], mx.zeros((1, heads, width))])
+        return ended[mx.array(np.where(slots < 0, 6, slots))].swapaxes(1, 2)
+
+    ours = lambda x: rotary.spread(by(how), x.swapaxes(1, 2), mx.array(slots), mx.array(back))  # noqa: E731
+    (got,), (gradient,) = mx.vjp(ours, [x], [upstream])
+    (wanted,), (theirs,) = mx.vjp(lambda x: turned(spread(x), how), [x], [upstream])
+    close(got, exact(wanted), 2e-6)
+    close(gradient, exact(theirs), 2e-6)
+
+
+@pytest.mark.parametrize(("dtype", "relative"), TYPES)
+@pytest.mark.parametrize("width", [8, 128, 896, 1024, 4096])
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_norm_and_its_gradients(dtype: Any, relative: float, width: int, trained: bool) -> None:
+    own = nn.RMSNorm(width, eps=1e-5)
+    own.weight = draw(3, width, dtype=dtype)
+    own.__class__ = norms.RMSNorm
+    if not trained:
+        own.freeze()
+    x, upstream = draw(1, 3, 101, width, dtype=dtype), draw(2, 3, 101, width, dtype=dtype)
+    assert norms.fits(x, own.weight)
+
+    def ours(x: mx.array, weight: mx.array) -> mx.array:
+        own.weight = weight
+        return own(x)
+
+    (got,), gradients = mx.vjp(ours if trained else lambda x: own(x), [x, own.weight][: 1 + trained], [upstream])
+    value, g, w = exact(x), exact(upstream), exact(own.weight)
+    scale = 1 / np.sqrt((value**2).mean(axis=-1, keepdims=True) + 1e-5)
+    close(got, value * scale * w, 2 * relative)
+    along = (g * w * value).mean(axis=-1, keepdims=True)
+    close(gradients[0], scale * g * w - value * scale**3 * along, 2 * relative)
+    if trained:
+        close(gradients[1], (g * value * scale).sum(axis=(0, 1)), 4 * relative)
+
+
+def test_arrays_are_changed_in_place() -> None:
+    targets, more = {name: mx.zeros(a.shape) for name, a in many().items()}, many(mx.bfloat16)
+    mx.eval(targets, more)
+    for _ in range(2):
+        mx.eval(tensors.add_to(targets, more))
+    assert all(np.array_equal(exact(targets[name]), 2 * exact(array)) for name, array in more.items())
+    copies = tensors.copied(targets)
+    mx.eval(copies)
+    mx.eval(tensors.clear(targets))
+    assert not any(exact(target).any() for target in targets.values())
+    mx.eval(tensors.put(targets, copies))
+    assert all(np.array_equal(exact(targets[name]), exact(copy)) for name, copy in copies.items())
 
 
 def test_an_embedding_looks_up_what_mlx_does_and_has_its_gradient() -> None:

@@ -1,4 +1,4 @@
-"""Puts our CUDA kernels where mlx-lm's architectures look up SwiGLU and embeddings."""
+"""Puts our CUDA kernels where mlx-lm's architectures look up SwiGLU, norms, rotary positions and embeddings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from trainwire_engine.cuda import kernels, tracing
+from trainwire_engine.cuda.norms import RMSNorm
+from trainwire_engine.cuda.rotary import rotating, turns
 
 
 def install(module: nn.Module) -> None:
@@ -25,6 +27,10 @@ def install(module: nn.Module) -> None:
     for _, layer in module.named_modules():
         if type(layer) is nn.Embedding:
             layer.__class__ = Embedding
+        elif type(layer) is nn.RMSNorm:
+            layer.__class__ = RMSNorm
+        elif turns(layer):
+            layer.__class__ = rotating(type(layer))
 
 
 def swiglu(original: Callable[..., mx.array]) -> Callable[..., mx.array]:

@@ -67,15 +67,14 @@ def cross_entropy(
     """
     rows, words = logits.shape
     threads = 1024 if words >= 8192 else 256
-    gradient, losses, correct = _call(
+    gradient, losses, correct = launch(
         "cross_entropy",
         "loss",
         logits.dtype,
         [logits, targets.astype(mx.int32), weights],
         shapes=[logits.shape, (rows,), (rows,)],
         dtypes=[logits.dtype, mx.float32, mx.float32],
-        # MLX takes no double that is no single-precision number.
-        scalars=[words, float(np.float32(smoothing))],
+        scalars=[words, smoothing],
         grid=(rows * threads, 1, 1),
         threads=threads,
     )
@@ -89,7 +88,7 @@ def take(x: mx.array, index: mx.array, heads: int = 1, *, length_from: int = 0, 
     length, width], else one behind the other. `length_from` tells of x, `length_to` of what is returned.
     """
     slots, width = index.size, x.shape[-1]
-    (taken,) = _call(
+    (taken,) = launch(
         "take",
         "take",
         x.dtype,
@@ -97,7 +96,7 @@ def take(x: mx.array, index: mx.array, heads: int = 1, *, length_from: int = 0, 
         shapes=[(slots * heads * width,)],
         dtypes=[x.dtype],
         scalars=[slots, heads, width, length_from, length_to],
-        grid=(_round_up(slots * heads * -(-width * x.itemsize // 16), 256), 1, 1),
+        grid=(round_up(slots * heads * -(-width * x.itemsize // 16), 256), 1, 1),
         threads=256,
     )
     return taken
@@ -107,8 +106,8 @@ def _pass(
     name: str, dtype: mx.Dtype, inputs: list[mx.array], shapes: list[Any], *, packs: int, file: str | None = None
 ) -> list[mx.array]:
     """Call an elementwise kernel whose threads take 16 bytes each."""
-    threads = _round_up(-(-packs * dtype.size // 16), 256)
-    return _call(
+    threads = round_up(-(-packs * dtype.size // 16), 256)
+    return launch(
         name,
         file or name,
         dtype,
@@ -121,7 +120,7 @@ def _pass(
     )
 
 
-def _call(
+def launch(
     name: str,
     file: str,
     dtype: mx.Dtype,
@@ -132,14 +131,17 @@ def _call(
     scalars: list[Any],
     grid: tuple[int, int, int],
     threads: int,
+    constants: dict[str, int] | None = None,
 ) -> list[mx.array]:
+    """Launch a kernel of a file, compiled for a type and constants, over contiguous inputs; gives its outputs."""
     return mx.fast.precompiled_cuda_kernel(
         name=name,
-        compiled_source=_code(file, dtype),
+        compiled_source=_code(file, dtype, tuple((constants or {}).items())),
         inputs=inputs,
         output_shapes=shapes,
         output_dtypes=dtypes,
-        scalars=scalars,
+        # MLX takes no double that is no single-precision number.
+        scalars=[float(np.float32(value)) if isinstance(value, float) else value for value in scalars],
         grid=grid,
         threadgroup=(threads, 1, 1),
         ensure_row_contiguous=True,
@@ -147,17 +149,19 @@ def _call(
 
 
 @functools.cache
-def _code(file: str, dtype: mx.Dtype) -> bytes:
-    return compile_source(source(file, dtype))
+def _code(file: str, dtype: mx.Dtype, constants: tuple[tuple[str, int], ...]) -> bytes:
+    return compile_source(source(file, dtype, **dict(constants)))
 
 
-def source(file: str, dtype: mx.Dtype) -> str:
-    """The whole CUDA source of a file's kernels for a type."""
+def source(file: str, dtype: mx.Dtype, **constants: int) -> str:
+    """The whole CUDA source of a file's kernels for a type, with the constants that it is compiled for."""
     folder = resources.files(__package__)
-    return prelude(dtype) + "".join((folder / f"{part}.cu").read_text() for part in ("packs", file))
+    defined = "".join(f"#define {name} {value}\n" for name, value in constants.items())
+    return defined + prelude(dtype) + "".join((folder / f"{part}.cu").read_text() for part in ("packs", file))
 
 
-def _round_up(value: int, step: int) -> int:
+def round_up(value: int, step: int) -> int:
+    """Round a whole number up to a multiple of another."""
     return -(-value // step) * step
 
 

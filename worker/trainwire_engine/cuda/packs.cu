@@ -29,3 +29,9 @@ static __device__ __forceinline__ void store(T* to, long long at, int count, boo
   for (int i = 0; i < WIDE; i++)
     if (i < count) to[at + i] = pack.part[i];
 }
+
+// Where (slot, head) begins: slots behind each other, or with a length [slots / length, heads, length].
+static __device__ __forceinline__ long long place(int slot, int head, int heads, int width, int length) {
+  if (length == 0) return ((long long)slot * heads + head) * width;
+  return ((long long)(slot / length * heads + head) * length + slot % length) * width;
+}

@@ -1,9 +1,3 @@
-// Where (slot, head) begins: slots behind each other, or with a length [slots / length, heads, length].
-static __device__ __forceinline__ long long place(int slot, int head, int heads, int width, int length) {
-  if (length == 0) return ((long long)slot * heads + head) * width;
-  return ((long long)(slot / length * heads + head) * length + slot % length) * width;
-}
-
 // out[slot] = x[index[slot]], zeros where that is negative; slots of [heads, width], either way laid out.
 extern "C" __global__ void take(
     const T* x, const int* index, T* out, int slots, int heads, int width, int length_from, int length_to) {

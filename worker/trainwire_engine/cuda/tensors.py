@@ -18,6 +18,7 @@ Arrays = dict[str, mx.array]
 
 MOST = 64
 """Weights in a launch: its arguments, seven pointers for each, must fit into 4 KB."""
+_WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 _THREADS = 256
 _BLOCKS = 1024
 
@@ -55,6 +56,48 @@ def cast(arrays: Arrays, dtypes: dict[str, mx.Dtype]) -> Arrays:
                 made = _launch("cast", code, [[arrays[n] for n in part]], [target])
                 cast |= dict(zip(part, made))
     return {name: cast[name] for name in arrays}
+
+
+def copied(arrays: Arrays) -> Arrays:
+    """Copy arrays of any type."""
+    made: Arrays = {}
+    for dtype in {array.dtype for array in arrays.values()}:
+        for part in parts([name for name, array in arrays.items() if array.dtype == dtype], arrays):
+            kind = _WORDS[dtype.size]
+            code = _program("copied", {"value": kind}, {"result": kind}, "    result[i] = value[i];\n", len(part))
+            made |= dict(zip(part, _launch("copied", code, [[arrays[n] for n in part]], [dtype])))
+    return {name: made[name] for name in arrays}
+
+
+def put(targets: Arrays, sources: Arrays) -> list[mx.array]:
+    """Copy over arrays in place, name by name; returns what must be evaluated for it to happen.
+
+    MLX knows nothing of the change: the targets must be nobody's whose values were read before.
+    """
+    done = []
+    for size in {array.itemsize for array in targets.values()}:
+        for part in parts([name for name, array in targets.items() if array.itemsize == size], targets):
+            done.append(
+                _change("put", "    target[i] = value[i];\n", _WORDS[size], targets, part, _WORDS[size], sources)
+            )
+    return done
+
+
+def clear(targets: Arrays) -> list[mx.array]:
+    """Set float32 arrays to zero in place, as `put` does."""
+    return [
+        _change("clear", "    target[i] = 0.0f;\n", "float", targets, part) for part in parts(list(targets), targets)
+    ]
+
+
+def add_to(targets: Arrays, more: Arrays) -> list[mx.array]:
+    """Add arrays of any of the known types to float32 arrays in place, as `put` does."""
+    done = []
+    for dtype in DTYPES:
+        for part in parts([name for name in targets if more[name].dtype == dtype], targets):
+            body = "    target[i] += number(value[i]);\n"
+            done.append(_change("add_to", body, "float", targets, part, "T", more, prelude(dtype)))
+    return done
 
 
 def added(totals: Arrays, more: Arrays) -> Arrays:
@@ -141,6 +184,34 @@ def _blocks(values: Sequence[mx.array]) -> int:
     return max(1, min(_BLOCKS, -(-most // (4 * _THREADS))))
 
 
+def _change(
+    name: str,
+    body: str,
+    kind: str,
+    targets: Arrays,
+    part: list[str],
+    of: str = "",
+    sources: Arrays | None = None,
+    before: str = "",
+) -> mx.array:
+    """Call a kernel that changes arrays of a kind in place, by arrays `of` another; gives the mark of the change."""
+    ins = (("value", of),) if sources is not None else ()
+    values = [sources[n] for n in part] if sources is not None else []
+    changed = [targets[n] for n in part]
+    (mark,) = mx.fast.precompiled_cuda_kernel(
+        name=name,
+        compiled_source=compile_source(program(name, ins, (), body, len(part), before, into=kind)),
+        inputs=values + changed,
+        output_shapes=[(1,)],
+        output_dtypes=[mx.uint8],
+        scalars=[array.size for array in changed],
+        grid=(_blocks(changed) * _THREADS, len(part), 1),
+        threadgroup=(_THREADS, 1, 1),
+        ensure_row_contiguous=True,
+    )
+    return mark
+
+
 def _launch(
     name: str, code: bytes, columns: list[list[mx.array]], dtypes: list[mx.Dtype], shared: mx.array | None = None
 ) -> list[mx.array]:
@@ -202,16 +273,23 @@ def program(
     count: int,
     before: str = "",
     shared: str = "",
+    into: str = "",
 ) -> str:
-    """The source of a kernel that does `body` for every `i` of `count` sets of arrays, named with their types."""
+    """The source of a kernel that does `body` for every `i` of `count` sets of arrays, named with their types.
+
+    With `into`, a type, the last input of a set is a `target` to change, and the only output is a mark.
+    """
+    changed = (("target", into),) if into else ()
     arguments = [f"const {kind}* {key}{i}" for key, kind in ins for i in range(count)]
+    arguments += [f"{kind}* {key}{i}" for key, kind in changed for i in range(count)]
     arguments += [shared] * bool(shared)
     arguments += [f"{kind}* {key}{i}" for key, kind in outs for i in range(count)]
+    arguments += ["unsigned char* mark"] * bool(into)
     arguments += [f"int size{i}" for i in range(count)]
-    names = [key for key, _ in (*ins, *outs)] + ["size"]
+    names = [key for key, _ in (*ins, *changed, *outs)] + ["size"]
     cases = "".join(f"    case {i}: {' '.join(f'{key} = {key}{i};' for key in names)} break;\n" for i in range(count))
     declared = "".join(f"  const {kind}* {key};\n" for key, kind in ins)
-    declared += "".join(f"  {kind}* {key};\n" for key, kind in outs)
+    declared += "".join(f"  {kind}* {key};\n" for key, kind in (*changed, *outs))
     return f"""{before}
 extern "C" __global__ void {name}({", ".join(arguments)}) {{
 {declared}  int size;

@@ -1,0 +1,162 @@
+"""Recorded passes against passes that are handed over anew, on a machine with a card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from tiny import RandomRows
+
+from trainwire_engine.batches import plan
+from trainwire_engine.cuda import kernels, recordings
+from trainwire_engine.model import load_model
+from trainwire_engine.optimizer import Optimizer
+from trainwire_engine.step import EvaluateSums, UpdateStep
+from trainwire_protocol.config import Config
+
+pytestmark = pytest.mark.skipif(
+    mx.default_device() == mx.cpu or not kernels.available(), reason="no CUDA card that MLX computes on"
+)
+
+ROWS = RandomRows(48)
+VISITS = (0, 1, 0, 2, 1, 0, 2, 1)
+"""Which eight rows each update has: shapes are met, met again, and met after others."""
+
+CASES: list[dict[str, Any]] = [
+    {},
+    {"packing": True},
+    {"packing": True, "method": "full"},
+    {"method": "dora"},
+    {"lora_dropout": 0.3},
+    {"gradient_checkpointing": True},
+    {"optimizer": "adafactor", "method": "full"},
+    {"optimizer": "sgd", "packing": True, "max_grad_value": 0.01},
+    {"label_smoothing": 0.1, "weight_decay": 0.1},
+    {"bits": 4},
+]
+
+
+Make = Callable[..., UpdateStep]
+
+
+@pytest.fixture
+def make(config: Callable[..., Config], tiny: Callable[..., Path]) -> Make:
+    """Make a step whose passes are recorded, or not."""
+
+    def step(recorded: bool = True, **keys: Any) -> UpdateStep:
+        if bits := keys.pop("bits", None):
+            keys["model"] = tiny("qwen3", bits=bits)
+        settings = config(**keys)
+        made = UpdateStep(load_model(settings), Optimizer(settings), settings)
+        if not recorded:
+            made._recordings = None
+        return made
+
+    return step
+
+
+def update(step: UpdateStep, number: int, packing: bool = False, budget: int = 128) -> list[float]:
+    first = 8 * VISITS[number]
+    batches = plan(ROWS, range(first, first + 8), budget, packing=packing)
+    result = step(batches, step=number, learning_rate=0.01, max_grad_norm=1.0)
+    return [result.loss, result.grad_norm, result.tokens, result.correct]
+
+
+def same(step: UpdateStep, other: UpdateStep) -> None:
+    assert step.model.trainable.keys() == other.model.trainable.keys()
+    for name, weight in step.model.trainable.items():
+        np.testing.assert_allclose(np.array(weight), np.array(other.model.trainable[name]), atol=2e-5, err_msg=name)
+    for name, value in step.state.items():
+        np.testing.assert_allclose(np.array(value), np.array(other.state[name]), rtol=1e-3, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("keys", CASES, ids=repr)
+def test_recorded_passes_train_as_others(keys: dict[str, Any], make: Make) -> None:
+    ours, theirs = make(**keys), make(recorded=False, **keys)
+    packing = keys.get("packing", False)
+    for number in range(len(VISITS)):
+        got, expected = (update(step, number, packing) for step in (ours, theirs))
+        np.testing.assert_allclose(got, expected, rtol=1e-4)
+    assert ours._recordings is not None, ours.not_recorded
+    same(ours, theirs)
+
+
+def test_what_is_computed_between_updates_is_left_alone_and_leaves_recordings_alone(
+    make: Make,
+) -> None:
+    ours, theirs = make(), make(recorded=False)
+    (batch,) = plan(ROWS, range(4), 4096)
+    for number in range(len(VISITS)):
+        kept = [mx.random.normal((size,)) for size in (7, 500, 4096, 70_000)]
+        mx.eval(kept)
+        before = [np.array(array) for array in kept]
+        sums = [float(EvaluateSums(step.model)(batch)[0]) for step in (ours, theirs)]
+        np.testing.assert_allclose(sums[0], sums[1], rtol=1e-4)
+        np.testing.assert_allclose(update(ours, number), update(theirs, number), rtol=1e-4)
+        assert all(np.array_equal(np.array(array), values) for array, values in zip(kept, before))
+    same(ours, theirs)
+
+
+def test_weights_of_before_are_as_they_were_and_those_from_a_checkpoint_are_used(
+    make: Make,
+) -> None:
+    step = make()
+    update(step, 0)
+    weights, state = dict(step.model.trainable), step.state
+    before = {name: np.array(weight) for name, weight in weights.items()}
+    expected = [update(step, number) for number in (1, 2, 3)]
+    assert all(np.array_equal(np.array(weight), before[name]) for name, weight in weights.items())
+    step.model.set_trainable(weights)
+    step.state = state
+    np.testing.assert_allclose([update(step, number) for number in (1, 2, 3)], expected, rtol=1e-5)
+
+
+def test_without_room_passes_are_handed_over_anew(make: Make) -> None:
+    ours, theirs = make(), make(recorded=False)
+    assert ours._recordings is not None
+    ours._recordings._most = 1
+    np.testing.assert_allclose([update(ours, n) for n in (0, 1)], [update(theirs, n) for n in (0, 1)], rtol=1e-4)
+    assert ours._recordings is None
+    assert "GB" in ours.not_recorded
+
+
+def test_recordings_make_room_for_others(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = make(), make(recorded=False)
+    record, calls = recordings.Recordings._record, 0
+
+    def without_room(self: recordings.Recordings, *args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise recordings.NoRoom("full")
+        record(self, *args)
+
+    monkeypatch.setattr(recordings.Recordings, "_record", without_room)
+    for number in range(len(VISITS)):
+        np.testing.assert_allclose(update(ours, number), update(theirs, number), rtol=1e-4)
+    assert ours._recordings is not None, ours.not_recorded
+    assert ours._recordings._fresh_starts == recordings._FRESH_STARTS - 1
+    same(ours, theirs)
+
+
+def test_a_recording_that_does_something_else_is_not_used(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = make(), make(recorded=False)
+    monkeypatch.setattr(recordings._Recording, "repeat", lambda self: None)
+    np.testing.assert_allclose([update(ours, n) for n in (0, 1)], [update(theirs, n) for n in (0, 1)], rtol=1e-4)
+    assert ours._recordings is None
+    assert "apart" in ours.not_recorded
+
+
+def test_recordings_share_their_memory(tiny: Callable[..., Path], make: Make) -> None:
+    step = make(model=tiny("qwen3", hidden_size=256, intermediate_size=1024))
+    sizes = []
+    for rows in (16, 14, 12, 10):
+        batches = plan(RandomRows(16, longest=200), range(rows), 8192)
+        step(batches, step=1, learning_rate=0.01, max_grad_norm=1.0)
+        assert step._recordings is not None
+        sizes.append(step._recordings._arena.size)
+    assert sizes[-1] < 1.7 * sizes[0], sizes

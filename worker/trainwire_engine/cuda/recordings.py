@@ -1,0 +1,165 @@
+"""Passes that the host hands over once for each shape: recorded the first time, played back from then on.
+
+A pass with adapters is some four thousand kernels. The host needs 70 to 100 ms to hand them to the card one by one,
+which computes 9,000 tokens meanwhile; to play a recording takes it two. A recording is the graphs that MLX launched
+(`graphs`), in memory that nobody else uses (`arena`). What changes from pass to pass is copied to where the recording
+reads it, and the sums are added to totals at a fixed place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import mlx.core as mx
+
+from trainwire_engine.cuda import arena, graphs, kernels, tensors
+from trainwire_engine.cuda.graphs import Graph, GraphFailed
+from trainwire_engine.cuda.tensors import Arrays
+
+Inputs = tuple[mx.array, ...]
+Sums = tuple[tuple[mx.array, mx.array], Arrays]
+Shapes = tuple[tuple[int, ...], ...]
+Trace = Callable[[Arrays, Inputs, Arrays], list[mx.array]]
+"""Makes a pass over inputs with weights, and adds its sums to totals; gives what must be evaluated for that."""
+
+LOSS, CORRECT = "/loss", "/correct"
+"""Names of the two sums among the gradients'."""
+_DIFFERENCE = 1e-2
+"""Share of a gradient's norm by which two passes over the same rows may differ: attention adds up in any order."""
+
+_FRESH_STARTS = 3
+"""Times that all recordings are given up to make room for another."""
+
+
+class RecordingFailed(Exception):
+    """What a recording cannot do, or did wrong; passes can be made without."""
+
+
+class NoRoom(RecordingFailed):
+    """There is not enough memory for all recordings; for fewer there may be."""
+
+
+@dataclass
+class _Recording:
+    graphs: list[Graph]
+    inputs: Arrays
+
+    def play(self, inputs: Arrays) -> None:
+        """Make the pass over other inputs; the host goes on at once."""
+        mx.async_eval(tensors.put(self.inputs, inputs))
+        self.repeat()
+
+    def repeat(self) -> None:
+        for graph in self.graphs:
+            graph.launch()
+
+
+class Recordings:
+    """Sums of the passes of an update, by recordings.
+
+    `params`, and the gradients' sums, may be joined arrays, of which `split` gives the weights as views. `most` bytes
+    may be kept from everybody else. What the passes read besides weights and inputs must stay where it is.
+    """
+
+    def __init__(self, trace: Trace, params: Arrays, split: Callable[[Arrays], Arrays], most: int) -> None:
+        self._trace = trace
+        self._most = most
+        self._params = tensors.copied(params)
+        sums = {name: mx.zeros(param.shape) for name, param in params.items()}
+        scalars = {LOSS: mx.zeros(()), CORRECT: mx.zeros(())}
+        self._totals: Arrays = {**sums, **scalars}
+        self._weights = split(self._params)
+        self._sums = {**split(sums), **scalars}
+        mx.eval(self._params, self._totals, self._weights, self._sums)
+        self._arena = arena.Arena()
+        self._recordings: dict[Shapes, _Recording] = {}
+        self._marks: list[mx.array] = []
+        self._proved = False
+        self._fresh_starts = _FRESH_STARTS
+
+    def sums(self, params: Arrays, passes: Sequence[Inputs], meanwhile: Callable[[], None]) -> Sums:
+        """Give ((loss sum, correct), gradient sums) of passes, lazy; `meanwhile` is called once they are under way.
+
+        Raises RecordingFailed; nothing is changed then, and no recording may be used any more.
+        """
+        while True:
+            try:
+                return self._make(params, passes, meanwhile)
+            except NoRoom:
+                if not self._recordings or not self._fresh_starts:
+                    raise
+                self._fresh_starts -= 1
+                self._forget()
+            except GraphFailed as error:
+                raise RecordingFailed(str(error)) from None
+
+    def _make(self, params: Arrays, passes: Sequence[Inputs], meanwhile: Callable[[], None]) -> Sums:
+        mx.async_eval(tensors.put(self._params, params), tensors.clear(self._totals))
+        for number, inputs in enumerate(passes):
+            shapes = tuple(array.shape for array in inputs)
+            named = {str(place): array for place, array in enumerate(inputs)}
+            if shapes in self._recordings:
+                self._recordings[shapes].play(named)
+            else:
+                self._record(shapes, named)
+            if number == 0:
+                if not self._proved:
+                    self._prove(self._recordings[shapes])
+                meanwhile()
+        totals = tensors.copied(self._totals)
+        mx.async_eval(totals)
+        return (totals.pop(LOSS), totals.pop(CORRECT)), totals
+
+    def _forget(self) -> None:
+        self._recordings.clear()
+        self._marks.clear()
+        self._arena = arena.Arena()
+        mx.clear_cache()
+
+    def _record(self, shapes: Shapes, inputs: Arrays) -> None:
+        """Make a pass and keep it."""
+        inputs = tensors.copied(inputs)
+        mx.eval(inputs)
+        # What a trace keeps is allocated before MLX gets the arena.
+        marks = self._trace(self._weights, tuple(inputs.values()), self._sums)
+        before = self._arena.buffers
+        try:
+            with self._arena.lent(), graphs.watched() as found:
+                mx.eval(marks)
+        except RuntimeError as error:
+            raise NoRoom(str(error)) from None
+        if not found:
+            raise RecordingFailed("MLX launched no graph")
+        if not self._arena.whole_after(before):
+            self._recordings.clear()
+        if self._arena.size > self._most:
+            raise NoRoom(f"recordings take {self._arena.size / 1e9:.1f} GB")
+        self._marks += marks
+        self._recordings[shapes] = _Recording(found, inputs)
+
+    def _prove(self, recording: _Recording) -> None:
+        """Compare what the first recording does with what was recorded, once."""
+        expected = tensors.copied(self._totals)
+        mx.eval(expected)
+        mx.eval(tensors.clear(self._totals))
+        recording.repeat()
+        norm = _norm(expected)
+        if not isfinite(norm):
+            return
+        apart = {name: expected[name] - total for name, total in tensors.copied(self._totals).items()}
+        difference = _norm(apart)
+        if not difference <= _DIFFERENCE * norm:
+            raise RecordingFailed(f"a recording gave sums that are {difference:.3g} of {norm:.3g} apart")
+        self._proved = True
+
+
+def usable(params: Arrays) -> bool:
+    """Tell whether passes for these weights can be recorded here."""
+    fitting = tensors.usable(params) and all(param.dtype == mx.float32 for param in params.values())
+    return fitting and kernels.available() and graphs.usable() and arena.usable()
+
+
+def _norm(arrays: Arrays) -> float:
+    return float(mx.sqrt(tensors.square_sum(arrays)).item())  # type: ignore[arg-type]
