@@ -174,8 +174,8 @@ def single(dataset: Any, rows: Sequence[int], shapes: Shapes | None = None) -> M
     return _pad(dataset, examples, shapes.length(examples[0][0]), 0, shapes)
 
 
-def split(batch: MicroBatch, parts: int) -> list[MicroBatch]:
-    """Cut a micro-batch without rows of padding into at most so many, each no longer than its longest row needs."""
+def split(batch: MicroBatch, at: int) -> list[MicroBatch]:
+    """Cut a micro-batch without rows of padding in two before row `at`, each no longer than its longest row needs."""
     shapes = policy()
     rows, length = batch.tokens.shape
     trained = batch.weights > 0
@@ -184,13 +184,13 @@ def split(batch: MicroBatch, parts: int) -> list[MicroBatch]:
     last = np.zeros(rows, np.int64)
     np.maximum.at(last, owner, positions % length + 1)
     pieces = []
-    for part in np.array_split(np.arange(rows), min(parts, rows)):
+    for part in (np.arange(at), np.arange(at, rows)):
         width = min(length, shapes.length(int(last[part].max())))
         mine = (owner >= part[0]) & (owner <= part[-1])
-        at = (owner[mine] - part[0]) * width + positions[mine] % length
+        places = (owner[mine] - part[0]) * width + positions[mine] % length
         real = int(last[part].sum())
         own = [batch.rows[i] for i in part]
-        pieces.append(_micro_batch(batch.tokens[part, :width], at, targets[mine], own, real, shapes))
+        pieces.append(_micro_batch(batch.tokens[part, :width], places, targets[mine], own, real, shapes))
     return pieces
 
 

@@ -78,7 +78,8 @@ class _Spans:
         for start, end in self._bounds:
             rows = self._head[start:end]
             if pulled is not None:
-                asked = mx.depends(asked, [pulled])
+                # All of the block before: MLX would put its sums off, and keep its powers for them until the last one.
+                asked = mx.depends(asked, [pulled, total, best])
             scores = asked @ rows.T
             guess = mx.argmax(scores, axis=-1, keepdims=True)
             highest = mx.take_along_axis(scores, guess, axis=-1)

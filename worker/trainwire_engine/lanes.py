@@ -18,6 +18,7 @@ from typing import TypeVar
 from trainwire_engine import native
 from trainwire_engine.batches import MicroBatch, split
 from trainwire_engine.fastmath import on_cpu
+from trainwire_engine.shapes import policy
 
 Result = TypeVar("Result")
 
@@ -36,24 +37,53 @@ class Lanes:
         self.count = native.lanes() if on_cpu() else 1
 
     def spread(self, micro_batches: Sequence[MicroBatch]) -> tuple[list[MicroBatch], list[int]]:
-        """Cut micro-batches further if lanes would stay empty; returns them with the lane of each.
+        """Cut micro-batches further if lanes would stay empty, or would wait for another; returns them with the lane
+        of each.
 
         Sets the threads of the BLAS: the cores that are left to each lane.
         """
         if self.count == 1:
             return list(micro_batches), [0] * len(micro_batches)
-        batches = sorted(micro_batches, key=lambda batch: -batch.tokens.size)
+        batches = _falling(micro_batches)
         work = self._weights * sum(batch.tokens.size for batch in batches)
         lanes = max(1, min(self.count, work // WORTH))
-        while len(batches) < lanes and batches[0].tokens.shape[0] > 1:
-            batches = sorted([*split(batches[0], 2), *batches[1:]], key=lambda batch: -batch.tokens.size)
+        while len(batches) < lanes and (rows := batches[0].tokens.shape[0]) > 1:
+            batches = _falling([*split(batches[0], (rows + 1) // 2), *batches[1:]])
         used = min(lanes, len(batches))
         native.use_threads(max(1, self.count // used) if work // THREADS > 1 else 1)
-        loads, lane_of = [0] * used, []
-        for batch in batches:
-            lane_of.append(loads.index(min(loads)))
-            loads[lane_of[-1]] += batch.tokens.size
-        return batches, lane_of
+        return _balanced(batches, used, max(policy().pass_cost, WORTH // max(1, self._weights)))
+
+
+def _balanced(batches: list[MicroBatch], lanes: int, pass_cost: int) -> tuple[list[MicroBatch], list[int]]:
+    """Cut rows off the largest micro-batch of the fullest lane as long as that lets the last lane end sooner."""
+    lane_of, loads = _dealt(batches, lanes, pass_cost)
+    while (excess := max(loads) - sum(loads) / lanes) > pass_cost:
+        fullest = loads.index(max(loads))
+        at = next((i for i, batch in enumerate(batches) if lane_of[i] == fullest and batch.tokens.shape[0] > 1), None)
+        if at is None:
+            break
+        rows, length = batches[at].tokens.shape
+        kept = min(rows - 1, max(1, rows - round((excess - pass_cost / lanes) / length)))
+        finer = _falling([*batches[:at], *split(batches[at], kept), *batches[at + 1 :]])
+        dealt, levelled = _dealt(finer, lanes, pass_cost)
+        if max(levelled) >= max(loads):
+            break
+        batches, lane_of, loads = finer, dealt, levelled
+    return batches, lane_of
+
+
+def _dealt(batches: Sequence[MicroBatch], lanes: int, pass_cost: int) -> tuple[list[int], list[int]]:
+    """Give falling micro-batches each to the lane with the least to do; returns the lane of each, and the lanes' loads
+    in padded tokens."""
+    loads, lane_of = [0] * lanes, []
+    for batch in batches:
+        lane_of.append(loads.index(min(loads)))
+        loads[lane_of[-1]] += batch.tokens.size + pass_cost
+    return lane_of, loads
+
+
+def _falling(batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+    return sorted(batches, key=lambda batch: -batch.tokens.size)
 
 
 def stay_on_one_lane(weights: int, tokens: int) -> None:

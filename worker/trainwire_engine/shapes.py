@@ -3,9 +3,9 @@
 A micro-batch is rows × length, with some of its positions trained. Padding computes nothing of use; a pass has a
 cost of its own, whatever its size; and a compiled step is traced again for every new shape.
 
-- CPU: the step is not compiled, so there may be any number of shapes. Lengths go up in steps of 32, from 512 on in
-  eighths of a power of two, trained positions in steps of 64, rows are as many as there are. A pass more costs as
-  much as 64 padded tokens (measured with 2 million weights).
+- CPU: the step is not compiled, so there may be any number of shapes. Lengths and trained positions go up in steps of
+  8, whole vectors of the processor, lengths from 512 on in 32nds of a power of two; rows are as many as there are. A
+  pass more costs as much as 64 padded tokens (measured with 2 million weights; some 45 with 135 million).
 - CUDA: tracing a shape costs 0.3 s, and the host takes 70 to 100 ms to hand over a pass of 28 blocks with adapters,
   while the card computes 9,000 tokens: a smaller pass takes as long (H200, Qwen3 0.6B, LoRA: a pass of 2,048 tokens 84
   ms, 8,192 in 100 ms, 16,384 in 179 ms). So lengths are powers of two from 256 on, rows are powers of two, a
@@ -39,8 +39,8 @@ sizes, and what their passes cost, in padded tokens."""
 
 @dataclass(frozen=True)
 class Shapes:
-    """A policy. Lengths, rows and positions are rounded up to grids of `step`, wider where a power of two divided
-    by its `parts` is more.
+    """A policy. Lengths, rows and positions are rounded up to grids of `step` (rows: 1), wider where a power of two, or
+    of positions the micro-batch, divided by its `parts` is more.
 
     `filled` is the share of the budget, as 1 / filled, that rows of padding fill at least (0: none); `pass_cost` is
     in padded tokens, and a pass takes as long as one of `least_pass`; `chunk_bytes` is what the float32 logits of a
@@ -50,6 +50,7 @@ class Shapes:
     length_step: int
     length_parts: int
     row_parts: int
+    position_step: int
     position_parts: int
     filled: int
     pass_cost: int
@@ -70,7 +71,7 @@ class Shapes:
 
     def positions(self, trained: int, area: int) -> int:
         """The padded number of trained positions in a micro-batch of so many positions."""
-        step = max(64, area // self.position_parts if self.position_parts else 0)
+        step = max(self.position_step, area // self.position_parts if self.position_parts else 0)
         return -(-trained // step) * step
 
     def chunk(self, vocabulary: int, positions: int) -> int:
@@ -200,12 +201,12 @@ class _Cuts:
         return best[: len(last)], last
 
 
-CPU = Shapes(32, 8, 2**20, 0, filled=0, pass_cost=64, chunk_bytes=2**25)
+CPU = Shapes(8, 32, 2**20, 8, 0, filled=0, pass_cost=64, chunk_bytes=2**25, flat_grid=(8, 32))
 CUDA = Shapes(
-    256, 1, 1, 2, filled=4, pass_cost=512, chunk_bytes=0, chunk_most=4096,
+    256, 1, 1, 64, 2, filled=4, pass_cost=512, chunk_bytes=0, chunk_most=4096,
     flat_grid=(2048, 2), least_pass=9000, slots=(2, 4, 8),
 )  # fmt: skip
-METAL = Shapes(64, 4, 2, 4, filled=0, pass_cost=256, chunk_bytes=0, chunk_most=4096)
+METAL = Shapes(64, 4, 2, 64, 4, filled=0, pass_cost=256, chunk_bytes=0, chunk_most=4096)
 
 
 @functools.cache
