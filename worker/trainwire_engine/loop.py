@@ -107,6 +107,13 @@ def update(parts: Parts) -> tuple[Measured, list[int]]:
         result = parts.step(
             micro_batches, step=state.step + 1, learning_rate=rate, max_grad_norm=config.max_grad_norm or None
         )
+    if result.not_recorded:
+        parts.reports.log(
+            "info",
+            "not_recorded",
+            f"Passes are not recorded any more, which makes updates of few tokens slower: {result.not_recorded}.",
+            {"step": state.step + 1},
+        )
     passes, computed, real = parts.ranks.counts(micro_batches)
     measured = Measured(
         loss=result.loss,
@@ -169,14 +176,6 @@ def warn(parts: Parts, measured: Measured, rows: list[int]) -> None:
             "memory_pressure",
             f"Only {left} bytes of memory are left: the run may be ended by the system.",
             {"step": state.step, "available_bytes": left},
-        )
-    if reason := parts.step.not_recorded:
-        parts.step.not_recorded = ""
-        reports.log(
-            "info",
-            "not_recorded",
-            f"Passes are not recorded any more, which makes updates of few tokens slower: {reason}.",
-            {"step": state.step},
         )
 
 

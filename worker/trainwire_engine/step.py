@@ -32,7 +32,7 @@ class UpdateResult:
     """What one update measured: `loss` in nats over `tokens` trained tokens, `correct` of them predicted.
 
     `grad_norm` is the norm before clipping. `skipped`: the loss or the norm was not finite, and weights, state
-    and its count are as before.
+    and its count are as before. `not_recorded`: why passes are not recorded any more, from this update on.
     """
 
     loss: float
@@ -40,6 +40,7 @@ class UpdateResult:
     correct: int
     grad_norm: float
     skipped: bool
+    not_recorded: str = ""
 
 
 class UpdateStep:
@@ -49,8 +50,7 @@ class UpdateStep:
     shape), one the rest of the update. Everything is summed over trained tokens and divided by their number at the end,
     so the split into micro-batches leaves loss, gradient and norm as they are. `meanwhile` is called in every update
     once its passes are under way. Its thread waits for the device once, at
-    the end, where one lane is in use. On a CUDA card passes are recorded; `not_recorded` says why, if they are not any
-    more.
+    the end, where one lane is in use. On a CUDA card passes are recorded.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer, config: Any, ranks: Alone | None = None) -> None:
@@ -69,7 +69,7 @@ class UpdateStep:
         self._met: set[tuple[int, ...]] = set()
         self.lanes = Lanes(model.total_parameters)
         self.meanwhile: Callable[[], None] = lambda: None
-        self.not_recorded = ""
+        self._not_recorded = ""
         self._binding = threading.Lock()
         self._sums = compiled(self._trace_sums)
         self._recordings = self._new_recordings()
@@ -101,7 +101,8 @@ class UpdateStep:
         model.adopt(functools.partial(self._layout.split, params), traced=self._traced)
         self._params, self._state, self._traced = params, state, False
         mean, guessed, norm, finite = measured.tolist()
-        return UpdateResult(mean, tokens, round(guessed), norm, skipped=not finite)
+        reason, self._not_recorded = self._not_recorded, ""
+        return UpdateResult(mean, tokens, round(guessed), norm, skipped=not finite, not_recorded=reason)
 
     @property
     def state(self) -> Arrays:
@@ -129,7 +130,7 @@ class UpdateStep:
             try:
                 return self._recordings.sums(self._params, inputs, self.meanwhile)
             except RecordingFailed as failure:
-                self._recordings, self.not_recorded = None, str(failure)
+                self._recordings, self._not_recorded = None, str(failure)
         batches, lane_of = self.lanes.spread(micro_batches)
         lanes = max(lane_of) + 1
 
