@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import termios
@@ -47,6 +48,23 @@ def test_in_a_pipe_stdout_is_the_workers_lines_and_stderr_the_story(
     assert (status, of(again, "end")[0]["step"]) == (0, 2), told
     assert "in place of the demo before" in told
     assert of(again, "init")[0]["run_id"] != of(events, "init")[0]["run_id"]
+
+
+@pytest.mark.parametrize("active", [True, False], ids=["active", "not active"])
+def test_what_it_says_to_do_next_can_be_typed_there(tmp_path: Path, environment: dict[str, str], active: bool) -> None:
+    here = str(Path(sys.executable).parent)
+    own = {**environment, "PATH": f"{here}:/usr/bin:/bin" if active else "/usr/bin:/bin"}
+    _, told, status = demo(["--steps", "1"], tmp_path, own)
+    assert status == 0, told
+    commands = told[told.index("Next:") :].splitlines()[1:]
+    assert len(commands) == 3
+    for command in commands:
+        words = command.split()
+        assert shutil.which(words[0], path=own["PATH"]), command
+        assert words[0].startswith("/") is not active
+    config = commands[2].partition(" > ")[0]
+    shown = subprocess.run(config, shell=True, cwd=tmp_path, env=own, capture_output=True, text=True)
+    assert "batch_size = 8" in shown.stdout, shown.stderr
 
 
 def test_on_a_terminal_there_is_no_json(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -210,12 +210,15 @@ def _tell(run_dir: Path, config: Path, model: Path) -> None:
     adapter = (final / "adapters.safetensors").is_file()
     weights = ["--model", str(model), "--adapter-path", _short(final)] if adapter else ["--model", _short(final)]
     ask = [*_mlx_lm("generate"), *weights, "--prompt", "What does stop do?"]
+    own = (
+        "trainwire" if shutil.which("trainwire") else shlex.join([_short(Path(sys.executable)), "-m", "trainwire_cli"])
+    )
     what = "adapter" if adapter else "model"
     _say(f"\nThe {what} is in {_short(final)}, the log in {_short(run_dir / LOG_NAME)}.")
     _say("Next:")
     _say(f"  {shlex.join(ask)}")
-    _say("  trainwire demo | jq --unbuffered -c 'select(.type==\"step\") | {step, loss}'")
-    _say("  trainwire config > mine.toml     # then set model and data: trainwire run mine.toml")
+    _say(f"  {own} demo | jq --unbuffered -c 'select(.type==\"step\") | {{step, loss}}'")
+    _say(f"  {own} config > mine.toml     # then set model and data: {own} run mine.toml")
 
 
 def _read_log(path: Path) -> list[dict[str, Any]]:
@@ -243,4 +246,4 @@ def _short(path: Path) -> str:
 def _mlx_lm(command: str) -> list[str]:
     """Give the words that run one of mlx-lm's commands in this environment."""
     name = f"mlx_lm.{command}"
-    return [name] if shutil.which(name) else [sys.executable, "-m", "mlx_lm", command]
+    return [name] if shutil.which(name) else [_short(Path(sys.executable)), "-m", "mlx_lm", command]

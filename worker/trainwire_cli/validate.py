@@ -18,7 +18,7 @@ def run(words: list[str]) -> int:
     """Check and show; 0 if the run can begin, else 3. A run that the folder holds already is a note."""
     parser = argparse.ArgumentParser(prog="trainwire validate", description=__doc__, allow_abbrev=False)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file")
-    parser.add_argument("assignments", nargs="*", metavar="key=value", help="keys that win over the file")
+    parser.add_argument("assignments", nargs="*", default=[], metavar="key=value", help="keys that win over the file")
     parser.add_argument("--json", action="store_true", help="print the result of the `validate` command")
     parser.add_argument("--offline", action="store_true", help="download nothing from the Hub")
     parser.add_argument("--engine", choices=("mlx", "fake"), default="mlx", help=argparse.SUPPRESS)

@@ -197,7 +197,9 @@ def run(words: list[str]) -> int:
     """Watch; 2 without a terminal to draw on, 4 without the libraries of the view."""
     parser = argparse.ArgumentParser(prog="trainwire watch", description=__doc__)
     parser.add_argument("what", type=Path, nargs="?", metavar="CONFIG|RUN_DIR", help="without it: stdin, a pipe")
-    parser.add_argument("assignments", nargs="*", metavar="key=value", help="with a config: keys that win over it")
+    parser.add_argument(
+        "assignments", nargs="*", default=[], metavar="key=value", help="with a config: keys that win over it"
+    )
     chosen = parser.parse_args(words)
     if not sys.stdout.isatty():
         print("trainwire: watch needs a terminal to draw on; `trainwire run` prints plain lines.", file=sys.stderr)

@@ -136,7 +136,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     serve = modes.add_parser("serve", help="wait for a start command", allow_abbrev=False, formatter_class=formatter)
     run.add_argument("config", type=Path, help="TOML file (or the config.json of a run folder)")
-    run.add_argument("assignments", nargs="*", metavar="key=value", help="keys that win over the file")
+    run.add_argument("assignments", nargs="*", default=[], metavar="key=value", help="keys that win over the file")
     run.add_argument("--overwrite", action="store_true", help="with resume=never: remove the run that the folder holds")
     run.add_argument("--resume", nargs="?", const="auto", help="auto, never, latest or a checkpoint folder")
     run.add_argument("--linger", action="store_true", help="keep the model after the end for eval and generate")
