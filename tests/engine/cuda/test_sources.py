@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from trainwire_engine.cuda import compiler, kernels, recordings, tensors, tracing
+from trainwire_engine.cuda import compiler, kernels, norms, recordings, tensors, tracing
 
 
 def test_without_a_card_nothing_is_ready_and_everything_works_as_before() -> None:
@@ -20,7 +20,7 @@ def test_without_a_card_nothing_is_ready_and_everything_works_as_before() -> Non
 @pytest.mark.parametrize("dtype", compiler.DTYPES, ids=str)
 @pytest.mark.parametrize("file", ["swiglu", "loss", "take", "rotate", "norm"])
 def test_every_source_compiles_for_every_type(file: str, dtype: mx.Dtype) -> None:
-    constants = {"WIDTH": 128, "LANES": 128 * dtype.size // 16, "PER": 1} if file == "norm" else {}
+    constants = norms.constants_of(128, dtype) if file == "norm" else {}
     try:
         code = compiler.compile_for(kernels.source(file, dtype, **constants), "sm_80")
     except compiler.CompileFailed as error:

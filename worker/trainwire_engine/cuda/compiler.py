@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import mlx.core as mx
@@ -46,6 +48,11 @@ DTYPES = tuple(_PRELUDES)
 """The types that kernels over T are made for."""
 
 
+_pool = ThreadPoolExecutor(thread_name_prefix="nvrtc")
+_begun: dict[tuple[str, str], Future[bytes]] = {}
+_lock = threading.Lock()
+
+
 class CompileFailed(Exception):
     """NVRTC is missing, too old for the card, or refused the source: its message."""
 
@@ -70,9 +77,20 @@ def compile_source(source: str) -> bytes:
     return compile_for(source, architecture())
 
 
-@functools.cache
 def compile_for(source: str, target: str) -> bytes:
-    """Compile for a given architecture; needs no card. Raises CompileFailed."""
+    """Compile for a given architecture, once; needs no card. Raises CompileFailed."""
+    return begin(source, target).result()
+
+
+def begin(source: str, target: str) -> Future[bytes]:
+    """Start to compile what will be needed soon: each source takes a thread of its own a tenth of a second or more."""
+    with _lock:
+        if (source, target) not in _begun:
+            _begun[source, target] = _pool.submit(_compile, source, target)
+        return _begun[source, target]
+
+
+def _compile(source: str, target: str) -> bytes:
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
     _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"trainwire.cu", 0, None, None))

@@ -8,6 +8,7 @@ function that is called once after every launch is replaced, through its slot in
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ class Graph:
 
 def usable() -> bool:
     """Tell whether MLX is built as it is expected here: its slot is there, and its header has the layout."""
-    if not is_elf64() or not find_slots((_LAUNCHED,)):
+    if not is_elf64() or not _slot():
         return False
     header = Path(mx.__file__).parent / "include" / "mlx" / "backend" / "cuda" / "device.h"
     try:
@@ -62,7 +63,7 @@ def watched() -> Iterator[list[Graph]]:
     """Collect the graphs that this thread's evaluations launch inside the block; raises GraphFailed at its end."""
     found: list[Graph] = []
     failures: list[Exception] = []
-    slot = find_slots((_LAUNCHED,))[_LAUNCHED]
+    slot = _slot()
     original = getattr(library(), _LAUNCHED)
     original.argtypes, original.restype = (ctypes.c_void_p,), None
     thread = threading.get_ident()
@@ -86,6 +87,12 @@ def watched() -> Iterator[list[Graph]]:
         write_slot(slot, ctypes.cast(original, ctypes.c_void_p).value or 0)
     if failures:
         raise failures[0]
+
+
+@functools.cache
+def _slot() -> int:
+    """The place of the function's address, 0 if there is none; to read the table takes a twentieth of a second."""
+    return find_slots((_LAUNCHED,)).get(_LAUNCHED, 0)
 
 
 def driver() -> Any:

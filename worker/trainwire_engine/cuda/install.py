@@ -10,7 +10,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from trainwire_engine.cuda import kernels, tracing
-from trainwire_engine.cuda.norms import RMSNorm
+from trainwire_engine.cuda.compiler import DTYPES
+from trainwire_engine.cuda.norms import RMSNorm, constants_of, fits
 from trainwire_engine.cuda.rotary import rotating, turns
 
 
@@ -19,6 +20,7 @@ def install(module: nn.Module) -> None:
     if not kernels.available():
         return
     tracing.stop_fusing()
+    _begin(module)
     homes = {type(layer).__module__ for _, layer in module.named_modules()}
     for home in (sys.modules[name] for name in homes if name.startswith("mlx_lm.models.")):
         original = getattr(home, "swiglu", None)
@@ -31,6 +33,16 @@ def install(module: nn.Module) -> None:
             layer.__class__ = RMSNorm
         elif turns(layer):
             layer.__class__ = rotating(type(layer))
+
+
+def _begin(module: nn.Module) -> None:
+    """Let kernels be compiled side by side, which the first pass would wait for one after the other."""
+    norms = [layer.weight for _, layer in module.named_modules() if type(layer) is nn.RMSNorm]
+    for dtype in {weight.dtype for weight in norms} & set(DTYPES):
+        for file in ("rotate", "loss", "swiglu", "take"):
+            kernels.begin(file, dtype)
+    for width, dtype in {(weight.size, weight.dtype) for weight in norms if fits(weight, weight)}:
+        kernels.begin("norm", dtype, **constants_of(width, dtype))
 
 
 def swiglu(original: Callable[..., mx.array]) -> Callable[..., mx.array]:

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from trainwire_engine.cuda import compiler
 from trainwire_engine.cuda.compiler import DTYPES, CompileFailed, architecture, compile_source, prelude
 
 _LIMIT = 2**31 - 2**20
@@ -151,6 +152,11 @@ def launch(
 @functools.cache
 def _code(file: str, dtype: mx.Dtype, constants: tuple[tuple[str, int], ...]) -> bytes:
     return compile_source(source(file, dtype, **dict(constants)))
+
+
+def begin(file: str, dtype: mx.Dtype, **constants: int) -> None:
+    """Start to compile a file's kernels, which are needed soon."""
+    compiler.begin(source(file, dtype, **constants), architecture())
 
 
 def source(file: str, dtype: mx.Dtype, **constants: int) -> str:

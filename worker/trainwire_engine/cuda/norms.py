@@ -49,28 +49,24 @@ def _normed(forward: Any, backward: Any) -> Any:
 
 def _forward(x: mx.array, weight: mx.array, eps: float) -> mx.array:
     width = x.shape[-1]
-    rows = x.size // width
-    lanes, each = _lanes(width, x.itemsize)
+    rows, constants = x.size // width, constants_of(width, x.dtype)
     (out,) = kernels.launch(
         "rms_norm", "norm", x.dtype, [x, weight],
         shapes=[x.shape], dtypes=[x.dtype], scalars=[rows, eps],
-        grid=(kernels.round_up(rows * lanes, _THREADS), 1, 1), threads=_THREADS,
-        constants={"WIDTH": width, "LANES": lanes, "PER": each},
+        grid=(kernels.round_up(rows * constants["LANES"], _THREADS), 1, 1), threads=_THREADS, constants=constants,
     )  # fmt: skip
     return out
 
 
 def _gradients(x: mx.array, weight: mx.array, above: mx.array, eps: float, weighs: bool) -> tuple[mx.array, mx.array]:
     width = x.shape[-1]
-    rows = x.size // width
-    lanes, each = _lanes(width, x.itemsize)
-    blocks = min(_BLOCKS, -(-rows * lanes // _THREADS))
+    rows, constants = x.size // width, constants_of(width, x.dtype)
+    blocks = min(_BLOCKS, -(-rows * constants["LANES"] // _THREADS))
     d_x, sums = kernels.launch(
         "rms_norm_gradient", "norm", x.dtype, [x, weight, above],
         shapes=[x.shape, (blocks if weighs else 1, width)], dtypes=[x.dtype, mx.float32],
         scalars=[rows, int(weighs), eps],
-        grid=(blocks * _THREADS, 1, 1), threads=_THREADS,
-        constants={"WIDTH": width, "LANES": lanes, "PER": each},
+        grid=(blocks * _THREADS, 1, 1), threads=_THREADS, constants=constants,
     )  # fmt: skip
     return d_x, sums
 
@@ -85,8 +81,8 @@ def _both(eps: float, primals: Any, above: mx.array) -> tuple[mx.array, mx.array
     return d_x, mx.sum(sums, axis=0).astype(weight.dtype)
 
 
-def _lanes(width: int, itemsize: int) -> tuple[int, int]:
-    """Threads of a row, a power of two up to a warp, and 16-byte packs of each."""
-    packs = width * itemsize // 16
+def constants_of(width: int, dtype: mx.Dtype) -> dict[str, int]:
+    """What the kernels are compiled for: the threads of a row, a power of two up to a warp, and packs of each."""
+    packs = width * dtype.size // 16
     lanes = min(32, packs & -packs)
-    return lanes, packs // lanes
+    return {"WIDTH": width, "LANES": lanes, "PER": packs // lanes}
