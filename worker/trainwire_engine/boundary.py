@@ -38,6 +38,7 @@ class Boundary:
     reports: Reports
     saves: Saves
     ranks: Alone = field(default_factory=Alone)
+    give_back: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._sums = EvaluateSums(self.model)
@@ -102,6 +103,7 @@ class Boundary:
         """Finish what is being written and give kept buffers back: training stands still."""
         self.ranks.tell("settle")
         self.saves.settle()
+        self.give_back()
         memory.clear_cache()
 
     def checkpoint(self, order: CheckpointOrder) -> None:

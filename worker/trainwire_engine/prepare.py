@@ -121,7 +121,7 @@ def prepare(begin: Begin, channel: EngineChannel | Mute, reports: Reports, ranks
     saver = Saver(run_dir, state.step, lambda: course.config.max_checkpoints, lock=lock)
     own = past.folder if past and past.folder.parent == run_dir and not past.changes else None
     saves = Saves(course, step, Contents(model, tokenizer), saver, reports, stopwatch, passport, own)
-    boundary = Boundary(course, model, tokenizer, valid, prompts, reports, saves, ranks)
+    boundary = Boundary(course, model, tokenizer, valid, prompts, reports, saves, ranks, step.give_back)
     control: Control | Follower
     if isinstance(channel, Mute):
         assert isinstance(ranks, Team)

@@ -168,6 +168,12 @@ class UpdateStep:
         self._sums = compiled(self._trace_sums)
         self._recordings = self._new_recordings()
 
+    def give_back(self) -> None:
+        """Give back the memory that is kept between updates, at the price of some time in the next ones."""
+        if self._recordings is not None:
+            self._recordings.forget()
+            self._met.clear()
+
     def _new_recordings(self) -> Recordings | None:
         if not recordings.usable(self._params):
             return None

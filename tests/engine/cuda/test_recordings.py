@@ -119,6 +119,19 @@ def test_weights_of_before_are_as_they_were_and_those_from_a_checkpoint_are_used
     np.testing.assert_allclose([update(step, number) for number in (1, 2, 3)], expected, rtol=1e-5)
 
 
+def test_what_recordings_keep_is_given_back_while_training_stands_still(make: Make) -> None:
+    ours, theirs = make(), make(recorded=False)
+    for number in range(len(VISITS)):
+        np.testing.assert_allclose(update(ours, number), update(theirs, number), rtol=1e-4)
+        if number == 4:
+            held = mx.get_active_memory()
+            ours.give_back()
+            assert ours._recordings is not None
+            assert mx.get_active_memory() < held
+            assert ours._recordings._arena.size == 0
+    same(ours, theirs)
+
+
 def test_without_room_passes_are_handed_over_anew(make: Make) -> None:
     ours, theirs = make(), make(recorded=False)
     assert ours._recordings is not None

@@ -91,7 +91,7 @@ class Recordings:
                 if not self._recordings or not self._fresh_starts:
                     raise
                 self._fresh_starts -= 1
-                self._forget()
+                self.forget()
             except GraphFailed as error:
                 raise RecordingFailed(str(error)) from None
 
@@ -112,7 +112,9 @@ class Recordings:
         mx.async_eval(totals)
         return (totals.pop(LOSS), totals.pop(CORRECT)), totals
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Give the memory of all recordings back; passes are recorded anew."""
+        mx.synchronize()
         self._recordings.clear()
         self._marks.clear()
         self._arena = arena.Arena()
