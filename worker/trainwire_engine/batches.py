@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from trainwire_engine.forms import Rows, Shape
+from trainwire_engine.palette import Palette
 from trainwire_engine.shapes import Shapes, policy
 
 MEGABATCH_UPDATES = 50
@@ -127,25 +129,24 @@ class MicroBatch:
 
 
 def plan(
-    dataset: Any, rows: Sequence[int], micro_batch_tokens: int, shapes: Shapes | None = None, *, packing: bool = False
+    dataset: Any,
+    rows: Sequence[int],
+    micro_batch_tokens: int,
+    shapes: Shapes | Palette | None = None,
+    *,
+    packing: bool = False,
 ) -> list[MicroBatch]:
     """Cut the rows of an update into micro-batches of at most `micro_batch_tokens` padded tokens.
 
-    Rows are sorted by length and cut where the device's policy of shapes says that it costs least. A row longer than
-    the budget goes alone. Inputs after the last trained position change nothing and are left out; a row without any
-    is left out whole. With `packing` each micro-batch is one flat row of whole examples.
+    Rows are sorted by length and cut where the policy of shapes says that it costs least: the device's, or the shapes
+    that were chosen for a run. A row longer than the budget goes alone. Inputs after the last trained position change
+    nothing and are left out; a row without any is left out whole. With `packing` each micro-batch is one flat row of
+    whole examples.
     """
-    shapes = shapes or policy()
     examples = _sorted_examples(dataset, rows)
-    if packing:
-        sizes = [size for size, _, _ in examples]
-        cuts = shapes.packed_cuts(sizes, micro_batch_tokens)
-        return [_pack(dataset, examples[start:end], shapes) for start, end in cuts]
-    lengths = [shapes.length(size) for size, _, _ in examples]
-    return [
-        _pad(dataset, examples[start:end], lengths[start], micro_batch_tokens, shapes)
-        for start, end in shapes.cuts(lengths, micro_batch_tokens)
-    ]
+    make = _pack if packing else _pad
+    cuts = (shapes or policy()).cuts(_sizes(examples), micro_batch_tokens, packing=packing)
+    return [make(dataset, examples[start:end], shape) for start, end, shape in cuts]
 
 
 def share(
@@ -161,17 +162,20 @@ def share(
 
     Each gets rows of like length, the first the longest; with few rows a rank may get none.
     """
-    shapes = shapes or policy()
     examples = _sorted_examples(dataset, rows)
-    spans = shapes.shares([size for size, _, _ in examples], micro_batch_tokens, count, packing=packing)
+    spans = (shapes or policy()).shares(_sizes(examples), micro_batch_tokens, count, packing=packing)
     return [[row for _, row, _ in examples[start:end]] for start, end in spans]
 
 
 def single(dataset: Any, rows: Sequence[int], shapes: Shapes | None = None) -> MicroBatch:
     """Put rows into one micro-batch, whatever its size; each must have a trained token."""
-    shapes = shapes or policy()
     examples = _sorted_examples(dataset, rows)
-    return _pad(dataset, examples, shapes.length(examples[0][0]), 0, shapes)
+    return _pad(dataset, examples, (shapes or policy()).shape(_sizes(examples), 0))
+
+
+def sizes(dataset: Any, rows: Sequence[int]) -> Rows:
+    """The inputs and trained positions of the rows that have any, the longest first."""
+    return _sizes(_sorted_examples(dataset, rows))
 
 
 def split(batch: MicroBatch, at: int) -> list[MicroBatch]:
@@ -190,7 +194,8 @@ def split(batch: MicroBatch, at: int) -> list[MicroBatch]:
         places = (owner[mine] - part[0]) * width + positions[mine] % length
         real = int(last[part].sum())
         own = [batch.rows[i] for i in part]
-        pieces.append(_micro_batch(batch.tokens[part, :width], places, targets[mine], own, real, shapes))
+        wanted = shapes.positions(int(mine.sum()), len(part) * width)
+        pieces.append(_micro_batch(batch.tokens[part, :width], places, targets[mine], own, real, wanted))
     return pieces
 
 
@@ -204,28 +209,30 @@ def _sorted_examples(dataset: Any, rows: Sequence[int]) -> list[tuple[int, int, 
     return sorted(examples, key=lambda example: (-example[0], example[1]))
 
 
-def _pad(
-    dataset: Any, examples: Sequence[tuple[int, int, np.ndarray]], length: int, budget: int, shapes: Shapes
-) -> MicroBatch:
-    tokens = np.zeros((shapes.rows(len(examples), length, budget), length), np.int32)
+def _sizes(examples: Sequence[tuple[int, int, np.ndarray]]) -> Rows:
+    trained = [len(trained) for _, _, trained in examples]
+    return Rows(np.array([size for size, _, _ in examples], np.int64), np.array(trained, np.int64))
+
+
+def _pad(dataset: Any, examples: Sequence[tuple[int, int, np.ndarray]], shape: Shape) -> MicroBatch:
+    tokens = np.zeros((shape.rows, shape.length), np.int32)
     positions, targets = [], []
     for index, (size, row, trained) in enumerate(examples):
         ids = dataset.tokens(row)
         tokens[index, :size] = ids[:size]
-        positions.append(index * length + trained - 1)
+        positions.append(index * shape.length + trained - 1)
         targets.append(ids[trained])
     rows = [row for _, row, _ in examples]
     real = sum(size for size, _, _ in examples)
-    return _micro_batch(tokens, np.concatenate(positions), np.concatenate(targets), rows, real, shapes)
+    return _micro_batch(tokens, np.concatenate(positions), np.concatenate(targets), rows, real, shape.positions)
 
 
-def _pack(dataset: Any, examples: Sequence[tuple[int, int, np.ndarray]], shapes: Shapes) -> MicroBatch:
+def _pack(dataset: Any, examples: Sequence[tuple[int, int, np.ndarray]], shape: Shape) -> MicroBatch:
     """Put examples behind each other into one flat row."""
-    real = sum(size for size, _, _ in examples)
-    length = shapes.length(examples[0][0])
-    tokens = np.zeros((1, shapes.flat(real)), np.int32)
-    spread = np.full((shapes.packed_rows(len(examples), length, tokens.size), length), -1, np.int32)
-    back = np.full(tokens.size, -1, np.int32)
+    assert shape.attention is not None
+    length = shape.attention[1]
+    tokens = np.zeros((1, shape.length), np.int32)
+    spread, back = np.full(shape.attention, -1, np.int32), np.full(shape.length, -1, np.int32)
     positions, targets = [], []
     start = 0
     for index, (size, row, trained) in enumerate(examples):
@@ -237,7 +244,7 @@ def _pack(dataset: Any, examples: Sequence[tuple[int, int, np.ndarray]], shapes:
         targets.append(ids[trained])
         start += size
     rows = [row for _, row, _ in examples]
-    batch = _micro_batch(tokens, np.concatenate(positions), np.concatenate(targets), rows, real, shapes)
+    batch = _micro_batch(tokens, np.concatenate(positions), np.concatenate(targets), rows, start, shape.positions)
     return replace(batch, spread=spread, back=back)
 
 
@@ -247,9 +254,9 @@ def _micro_batch(
     targets: np.ndarray,
     rows: Sequence[int],
     real_tokens: int,
-    shapes: Shapes,
+    padded_positions: int,
 ) -> MicroBatch:
-    padded = (0, shapes.positions(len(positions), tokens.size) - len(positions))
+    padded = (0, padded_positions - len(positions))
     weights = np.pad(np.ones(len(positions), np.float32), padded)
     at, wanted = np.pad(positions, padded).astype(np.int32), np.pad(targets, padded).astype(np.int32)
     return MicroBatch(tokens, at, wanted, weights, tuple(rows), real_tokens)

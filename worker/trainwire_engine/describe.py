@@ -15,7 +15,9 @@ from trainwire_engine.batches import Order, plan
 from trainwire_engine.data import Dataset
 from trainwire_engine.model import Model
 from trainwire_engine.native import Native
+from trainwire_engine.palette import Palette
 from trainwire_engine.schedule import Course
+from trainwire_engine.shapes import Shapes
 from trainwire_engine.state import Saved
 from trainwire_protocol.channel import Begin
 from trainwire_protocol.config import Config
@@ -26,16 +28,23 @@ _PADDING_SAMPLE = 32
 """Updates whose batches are made to tell how much of them is padding."""
 
 
-def data_event(split: Literal["train", "valid"], dataset: Dataset, config: Config, order: Order | None) -> Data:
-    """Report a split: what was read, used and left out, and the padding its batches will have."""
+def data_event(
+    split: Literal["train", "valid"],
+    dataset: Dataset,
+    config: Config,
+    order: Order | None,
+    shapes: Shapes | Palette | None = None,
+) -> Data:
+    """Report a split: what was read, used and left out, and the padding its batches will have in these shapes."""
     fields = dataset.report.as_dict()
     known = {field: fields[field] for field in Data.__struct_fields__ if field in fields}
-    return msgspec.convert(
-        {"type": "data", "split": split, "padding_fraction": expected_padding(dataset, config, order), **known}, Data
-    )
+    padding = expected_padding(dataset, config, order, shapes)
+    return msgspec.convert({"type": "data", "split": split, "padding_fraction": padding, **known}, Data)
 
 
-def expected_padding(dataset: Dataset, config: Config, order: Order | None) -> float:
+def expected_padding(
+    dataset: Dataset, config: Config, order: Order | None, shapes: Shapes | Palette | None = None
+) -> float:
     """Share of computed positions that hold no token, from a sample of the first epoch's updates, or, without an
     order, from rows sorted by length as an evaluation takes them."""
     if order is not None:
@@ -46,7 +55,7 @@ def expected_padding(dataset: Dataset, config: Config, order: Order | None) -> f
         samples = [by_length]
     computed = real = 0
     for rows in samples:
-        for batch in plan(dataset, rows, config.micro_batch_tokens or 0, packing=config.packing):
+        for batch in plan(dataset, rows, config.micro_batch_tokens or 0, shapes, packing=config.packing):
             computed += batch.tokens.size
             real += batch.real_tokens
     return 1 - real / computed if computed else 0.0

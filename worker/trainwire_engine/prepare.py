@@ -18,7 +18,7 @@ from trainwire_engine.checkpoint import Saver
 from trainwire_engine.data import Dataset, Notice, load_dataset
 from trainwire_engine.describe import data_event, init_event, other_environment, versions
 from trainwire_engine.failures import disk_error
-from trainwire_engine.feed import Feed
+from trainwire_engine.feed import Feed, shapes_of_run
 from trainwire_engine.follow import Follower, Mute
 from trainwire_engine.loop import Parts
 from trainwire_engine.model import Model, load_model
@@ -26,6 +26,7 @@ from trainwire_engine.model_files import read_config, resolve_folder
 from trainwire_engine.native import Native
 from trainwire_engine.optimizer import Optimizer, Schedule
 from trainwire_engine.orders import Control
+from trainwire_engine.palette import Palette
 from trainwire_engine.profile import ProfiledStep
 from trainwire_engine.ranks import Alone
 from trainwire_engine.reports import Reports
@@ -33,6 +34,7 @@ from trainwire_engine.resume import Past, model_mark, open_past
 from trainwire_engine.save_lock import SAVE_LOCK_NAME, SaveLock
 from trainwire_engine.saving import Saves
 from trainwire_engine.schedule import Course, total_steps, warmup_steps
+from trainwire_engine.shapes import Shapes
 from trainwire_engine.snapshot import Contents
 from trainwire_engine.state import FORMAT, DataMark, ModelMark, Saved, Stopwatch, TrainState
 from trainwire_engine.step import UpdateStep
@@ -95,7 +97,8 @@ def prepare(begin: Begin, channel: EngineChannel | Mute, reports: Reports, ranks
     if past is not None:
         past.restore(model, step)
     agree(ranks, course, mark, train, valid)
-    introduce(begin, course, model, train, valid, order, notices, computing, past, reports, ranks)
+    shapes = shapes_of_run(train, order, config, state.horizon, ranks.size)
+    introduce(begin, course, model, train, valid, order, shapes, notices, computing, past, reports, ranks)
     passport = Saved(
         format=FORMAT,
         training_type="sft",
@@ -130,7 +133,7 @@ def prepare(begin: Begin, channel: EngineChannel | Mute, reports: Reports, ranks
         control = Control(channel, reports, state, boundary, stopwatch, ranks)
         ranks.ask(control.calls)
     schedule = Schedule(config, state.horizon)
-    feed = Feed(train, order, config, ranks)
+    feed = Feed(train, order, config, ranks, shapes)
     step.meanwhile = feed.look_ahead
     return Parts(course, train, feed, step, schedule, boundary, control, reports, stopwatch, saves, model, ranks)
 
@@ -219,6 +222,7 @@ def introduce(
     train: Dataset,
     valid: Dataset | None,
     order: Order,
+    shapes: Shapes | Palette,
     notices: list[Notice],
     computing: Native,
     past: Past | None,
@@ -226,7 +230,7 @@ def introduce(
     ranks: Alone,
 ) -> None:
     """Report what the run is about to do, and answer the order that began it."""
-    reports.send(data_event("train", train, course.config, order))
+    reports.send(data_event("train", train, course.config, order, shapes))
     if valid is not None:
         reports.send(data_event("valid", valid, course.config, None))
     for notice in notices:

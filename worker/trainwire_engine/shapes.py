@@ -1,4 +1,4 @@
-"""Which shapes micro-batches may have: decided once, by what a pass and a new shape cost on the device.
+"""Which shapes micro-batches may have: decided by what a pass and a new shape cost on the device.
 
 A micro-batch is rows × length, with some of its positions trained. Padding computes nothing of use; a pass has a
 cost of its own, whatever its size; and a compiled step is traced again for every new shape.
@@ -6,11 +6,14 @@ cost of its own, whatever its size; and a compiled step is traced again for ever
 - CPU: the step is not compiled, so there may be any number of shapes. Lengths and trained positions go up in steps of
   8, whole vectors of the processor, lengths from 512 on in 32nds of a power of two; rows are as many as there are. A
   pass more costs as much as 64 padded tokens (measured with 2 million weights; some 45 with 135 million).
-- CUDA: tracing a shape costs 0.3 s, and the host takes 70 to 100 ms to hand over a pass of 28 blocks with adapters,
-  while the card computes 9,000 tokens: a smaller pass takes as long (H200, Qwen3 0.6B, LoRA: a pass of 2,048 tokens 84
-  ms, 8,192 in 100 ms, 16,384 in 179 ms). So lengths are powers of two from 256 on, rows are powers of two, a
-  micro-batch is filled up to a quarter of `micro_batch_tokens`, and half or all of its positions are trained. Of packed
-  rows attention gets two, four or eight times as many slots as there are tokens.
+- CUDA: the passes of a run's updates are recorded when a shape is met first, and played back later. Their shapes are
+  chosen for the run's own rows (`palette`) by `costs`, measured on an H200 with Qwen3 0.6B and LoRA: a pass takes 5
+  ms and 6 µs for each token, a fifth of which is the head's; a slot of attention 0.33 µs and 1.3 µs for each 1,024
+  tokens of the length; a new shape 0.45 s. Recordings share their memory, but each takes some: 24 shapes at most.
+- CUDA, what is not recorded (evaluations, and rows that no shape of the run holds): the host takes 70 to 100 ms to
+  hand over a pass of 28 blocks with adapters, while the card computes 9,000 tokens. So lengths are powers of two from
+  256 on, rows are powers of two, a micro-batch is filled up to a quarter of `micro_batch_tokens`, and half or all of
+  its positions are trained. Of packed rows attention gets two, four or eight times as many slots as there are tokens.
 - Metal: nothing is measured yet. Tracing is as dear as on CUDA but computing is slower, so padding weighs more:
   lengths in quarters and rows in halves of a power of two, positions in quarters.
 
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -31,10 +34,8 @@ import mlx.core as mx
 import numpy as np
 
 from trainwire_engine import memory
-
-Cost = Callable[[int, int], tuple[Any, Any]]
-"""Of the spans to `end`, from `start` or the first later one that may be within the budget, `start` + 1, …: their
-sizes, and what their passes cost, in padded tokens."""
+from trainwire_engine.cuts import Cost, Cuts
+from trainwire_engine.forms import Apart, Costs, Cut, Form, Packed, Rows, Shape
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Shapes:
     `filled` is the share of the budget, as 1 / filled, that rows of padding fill at least (0: none); `pass_cost` is
     in padded tokens, and a pass takes as long as one of `least_pass`; `chunk_bytes` is what the float32 logits of a
     chunk of the head may take; `slots` are the multiples of a flat row that attention may be padded to (none: any).
+    `costs` are those of recorded passes, where there are any.
     """
 
     length_step: int
@@ -59,6 +61,7 @@ class Shapes:
     flat_grid: tuple[int, int] = (64, 8)
     least_pass: int = 0
     slots: tuple[int, ...] = ()
+    costs: Costs | None = None
 
     def length(self, length: int) -> int:
         """The padded length of a row."""
@@ -94,39 +97,55 @@ class Shapes:
             padded = np.where(fitting >= rows, fitting, padded)
         return padded
 
-    def cuts(self, lengths: Sequence[int], budget: int) -> list[tuple[int, int]]:
-        """Cut falling padded lengths into spans of least cost, each padded to its first length.
+    def shape(self, rows: Rows, budget: int, *, packing: bool = False) -> Shape:
+        """The shape of one micro-batch of all rows."""
+        length, trained = self.length(int(rows.sizes[0])), int(rows.trained.sum())
+        if not packing:
+            count = self.rows(len(rows), length, budget)
+            return Shape(count, length, self.positions(trained, count * length))
+        flat = self.flat(int(rows.sizes.sum()))
+        return Shape(1, flat, self.positions(trained, flat), (self.packed_rows(len(rows), length, flat), length))
 
-        The cost is the sum of the padded tokens and of `pass_cost` for each span; a span stays within the budget
-        unless it is a single row.
+    def cuts(self, rows: Rows, budget: int, *, packing: bool = False) -> list[Cut]:
+        """Cut rows into micro-batches of least cost, each within the budget unless it is a single row.
+
+        The cost is the sum of the padded tokens and of `pass_cost` for each. Of packed rows a slot of attention, which
+        is padded, counts as 0.08 of a token and a tenth more for every 1,000 of the length: what it takes of a layer of
+        Qwen3 0.6B.
         """
-        return _Cuts(len(lengths), budget, self._cost(lengths, budget)).spans()
+        cuts = []
+        for start, end in self._ways(rows, budget, packing=packing).spans():
+            part = Rows(rows.sizes[start:end], rows.trained[start:end])
+            cuts.append(Cut(start, end, self.shape(part, budget, packing=packing)))
+        return cuts
 
-    def packed_cuts(self, sizes: Sequence[int], budget: int) -> list[tuple[int, int]]:
-        """Cut falling lengths into spans, each one flat row within the budget unless it is a single example.
+    def form(self, budget: int, *, packing: bool) -> Form:
+        """What recorded micro-batches need and cost; for a device that has `costs`."""
+        assert self.costs is not None
+        return (Packed if packing else Apart)(self.costs, budget)
 
-        A slot of attention, which is padded, counts as 0.08 of a token and a tenth more for every 1,000 of the length:
-        what it takes of a layer of Qwen3 0.6B.
-        """
-        return _Cuts(len(sizes), budget, self._packed_cost(sizes, budget)).spans()
-
-    def shares(self, sizes: Sequence[int], budget: int, count: int, *, packing: bool = False) -> list[tuple[int, int]]:
-        """Divide falling lengths into so many spans, some perhaps empty; the dearest costs as little as it can.
+    def shares(self, rows: Rows, budget: int, count: int, *, packing: bool = False) -> list[tuple[int, int]]:
+        """Divide rows into so many spans, some perhaps empty; the dearest costs as little as it can.
 
         Rows of like length stay together, so that a share needs hardly more passes and padding than it is of the
         whole: rows dealt out one by one cost up to a tenth more on a GPU.
         """
-        lengths = sizes if packing else [self.length(size) for size in sizes]
-        cost = self._packed_cost(lengths, budget) if packing else self._cost(lengths, budget)
-        return _Cuts(len(sizes), budget, cost).divide(count)
+        recorded = self.costs is not None
+        ways = self.form(budget, packing=packing).cuts(rows) if recorded else self._ways(rows, budget, packing=packing)
+        return ways.divide(count)
+
+    def _ways(self, rows: Rows, budget: int, *, packing: bool) -> Cuts:
+        sizes = rows.sizes.tolist()
+        cost = self._packed_cost(sizes, budget) if packing else self._cost([*map(self.length, sizes)], budget)
+        return Cuts(len(rows), budget, cost)
 
     def _cost(self, lengths: Sequence[int], budget: int) -> Cost:
         padded = np.array(lengths, np.int64)
         rows = np.array([self.rows(count, 1, 0) for count in range(len(lengths) + 1)])
         least = np.array([self.rows(1, length, budget) for length in lengths])
 
-        def cost(start: int, end: int) -> tuple[Any, Any]:
-            sizes = padded[start:end] * np.maximum(rows[end - start : 0 : -1], least[start:end])
+        def cost(end: int) -> tuple[Any, Any]:
+            sizes = padded[:end] * np.maximum(rows[end:0:-1], least[:end])
             return sizes, np.maximum(sizes, self.least_pass) + float(self.pass_cost)
 
         return cost
@@ -135,8 +154,8 @@ class Shapes:
         ends = [0, *accumulate(sizes)]
         lengths = np.array([self.length(size) for size in sizes])
 
-        def cost(start: int, end: int) -> tuple[Any, Any]:
-            first = min(end - 1, bisect_left(ends, ends[end] - budget, start))
+        def cost(end: int) -> tuple[Any, Any]:
+            first = min(end - 1, bisect_left(ends, ends[end] - budget))
             flat = np.array([self.flat(ends[end] - before) for before in ends[first:end]])
             padded = lengths[first:end]
             rows = self._attention_rows(np.arange(end - first, 0, -1), padded, flat)
@@ -146,65 +165,11 @@ class Shapes:
         return cost
 
 
-class _Cuts:
-    """Ways to cut 0 … count-1 into spans, each within a budget unless it is a single one."""
-
-    def __init__(self, count: int, budget: int, cost: Cost) -> None:
-        self._count = count
-        self._budget = budget
-        self._cost = cost
-
-    def spans(self) -> list[tuple[int, int]]:
-        """The spans of least cost."""
-        _, last = self._cheapest(0)
-        spans, end = [], self._count
-        while end:
-            spans.append((last[end], end))
-            end = last[end]
-        return spans[::-1]
-
-    def divide(self, shares: int) -> list[tuple[int, int]]:
-        """Divide into so many shares, each of any number of spans, so that the dearest is within 2 % of the least."""
-        whole = float(self._cheapest(0)[0][-1])
-        least, most = whole / shares, 1.25 * whole / shares
-        while (best := self._fill(shares, most)) is None:
-            least, most = most, 2 * most
-        while most - least > 0.02 * least:
-            middle = (least + most) / 2
-            found = self._fill(shares, middle)
-            least, most, best = (middle, most, best) if found is None else (least, middle, found)
-        return best
-
-    def _fill(self, shares: int, most: float) -> list[tuple[int, int]] | None:
-        """Fill one share after another up to a cost; None if something is left over."""
-        found, start = [], 0
-        for _ in range(shares):
-            end = start + len(self._cheapest(start, most)[0]) - 1
-            found.append((start, end))
-            start = end
-        return found if start == self._count else None
-
-    def _cheapest(self, start: int, most: float = float("inf")) -> tuple[Any, list[int]]:
-        """For each end from `start` on, as far as that costs no more than `most`: the least cost up to it, and where
-        the last span before it starts."""
-        best, last = np.zeros(self._count - start + 1), [start]
-        for end in range(start + 1, self._count + 1):
-            sizes, costs = self._cost(start, end)
-            sizes[-1] = 0
-            first = end - len(sizes)
-            totals = np.where(sizes <= self._budget, best[first - start : end - start] + costs, np.inf)
-            at = int(totals.argmin())
-            if totals[at] > most:
-                break
-            best[end - start] = totals[at]
-            last.append(first + at)
-        return best[: len(last)], last
-
-
 CPU = Shapes(8, 32, 2**20, 8, 0, filled=0, pass_cost=64, chunk_bytes=2**25, flat_grid=(8, 32))
 CUDA = Shapes(
     256, 1, 1, 64, 2, filled=4, pass_cost=512, chunk_bytes=0, chunk_most=4096,
     flat_grid=(2048, 2), least_pass=9000, slots=(2, 4, 8),
+    costs=Costs(once=800, position=0.2, slot=0.055, growth=0.22 / 1024, new=75_000, most=24),
 )  # fmt: skip
 METAL = Shapes(64, 4, 2, 64, 4, filled=0, pass_cost=256, chunk_bytes=0, chunk_most=4096)
 

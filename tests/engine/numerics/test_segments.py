@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from tiny import FAMILIES, RandomRows
 
-from trainwire_engine.batches import plan
+from trainwire_engine.batches import Order, plan
+from trainwire_engine.feed import shapes_of_run
 from trainwire_engine.model import load_model
 from trainwire_engine.optimizer import Optimizer
 from trainwire_engine.segments import PROVED
@@ -42,8 +43,10 @@ def test_packed_rows_train_as_rows_apart(
     family, more = special.get(family, (family, {}))
     keys = {"model": tiny(family, **more), "method": method, "gradient_checkpointing": bool(checkpointing)}
     found = []
-    ways = [(False, 4096, CPU), (True, 128, CPU), (True, 4096, CPU), (True, 4096, CUDA)]
-    for packing, budget, policy in ways if family in ("qwen3", "llama") else ways[:2]:
+    run = Config(model="m", data="x", batch_size=8, micro_batch_tokens=128, packing=True)
+    chosen = shapes_of_run(ROWS, Order(16, 8, seed=0), run, 10**4, device=CUDA)
+    ways = [(False, 4096, CPU), (True, 128, CPU), (True, 128, chosen), (True, 4096, CPU), (True, 4096, CUDA)]
+    for packing, budget, policy in ways if family in ("qwen3", "llama") else ways[:3]:
         settings = config(**keys, packing=packing, optimizer="sgd")
         model = load_model(settings)
         step = UpdateStep(model, Optimizer(settings), settings)

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import RandomRows, tiny_model
+from tiny import ChatRows, RandomRows, tiny_model
 
 from trainwire_engine import memory, shapes
 from trainwire_engine.batches import Order, plan, share, single
+from trainwire_engine.feed import shapes_of_run
+from trainwire_engine.forms import Rows
 from trainwire_engine.model import load_model
 from trainwire_engine.optimizer import Optimizer
 from trainwire_engine.shapes import CPU, CUDA, METAL, Shapes
@@ -20,22 +22,6 @@ from trainwire_engine.step import UpdateStep
 from trainwire_protocol.config import Config
 
 POLICIES = {"cpu": CPU, "cuda": CUDA, "metal": METAL}
-
-
-class ChatRows:
-    """Rows of log-normal lengths, three quarters of each trained."""
-
-    def __init__(self, count: int) -> None:
-        drawn = np.random.default_rng(7).lognormal(5.4, 0.9, count)
-        self.lengths = np.clip(drawn, 16, 1900).astype(int)
-
-    def tokens(self, row: int) -> np.ndarray:
-        return np.ones(self.lengths[row], np.int32)
-
-    def mask(self, row: int) -> np.ndarray:
-        mask = np.ones(self.lengths[row], bool)
-        mask[: max(1, self.lengths[row] // 4)] = False
-        return mask
 
 
 def over_an_epoch(policy: Shapes, batch_size: int, budget: int, *, packing: bool = False) -> tuple[int, float, float]:
@@ -114,12 +100,12 @@ def test_every_row_of_an_update_is_in_one_share(kind: str, count: int, rows: int
 
 @pytest.mark.parametrize(
     ("kind", "batch_size", "count", "faster"),
-    [("cuda", 64, 2, 1.65), ("cuda", 256, 2, 1.85), ("cuda", 256, 8, 6.1), ("cpu", 16, 2, 1.85), ("cpu", 64, 4, 3.7)],
+    [("cpu", 16, 2, 1.85), ("cpu", 64, 4, 3.7)],
 )
 def test_the_dearest_share_costs_little_more_than_its_part_of_the_whole(
     kind: str, batch_size: int, count: int, faster: float
 ) -> None:
-    policy, budget = POLICIES[kind], 16384 if kind == "cuda" else 2048
+    policy, budget = POLICIES[kind], 2048
     dataset, order = ChatRows(2000), Order(2000, batch_size, seed=0)
 
     def cost(rows: list[int]) -> int:
@@ -161,7 +147,8 @@ def test_lengths_fall_on_a_grid_of_few_values() -> None:
 )
 def test_micro_batches_are_cut_where_it_costs_least(lengths: list[int], budget: int, kind: str, least: int) -> None:
     policy = replace(POLICIES[kind], pass_cost=64, least_pass=least)
-    lengths = sorted(lengths, reverse=True)
+    sizes = np.array(sorted(lengths, reverse=True))
+    lengths = [policy.length(int(size)) for size in sizes]
 
     def padded(start: int, end: int) -> int:
         return lengths[start] * policy.rows(end - start, lengths[start], budget)
@@ -175,7 +162,7 @@ def test_micro_batches_are_cut_where_it_costs_least(lengths: list[int], budget: 
         ends = [e for e in range(start + 1, len(lengths) + 1) if e == start + 1 or padded(start, e) <= budget]
         return [[(start, end), *rest] for end in ends for rest in ways(end)]
 
-    cuts = policy.cuts(lengths, budget)
+    cuts = [(cut.start, cut.end) for cut in policy.cuts(Rows(sizes, sizes // 2), budget)]
     assert cuts in ways(0)
     assert cost(cuts) == min(map(cost, ways(0)))
 
@@ -208,13 +195,15 @@ def test_a_policy_changes_neither_loss_nor_gradient(tmp_path) -> None:  # type: 
     config = Config(model=str(tiny_model(tmp_path / "m")), data="x", run_dir="r", seed=1)
     rows = RandomRows(8)
     found = []
-    for policy in POLICIES.values():
+    run = Config(model="m", data="x", run_dir="r", batch_size=8, micro_batch_tokens=4096)
+    palette = shapes_of_run(rows, Order(8, 8, seed=0), run, 10**4, device=CUDA)
+    for policy in (*POLICIES.values(), palette):
         model = load_model(config)
         step = UpdateStep(model, Optimizer(config), config)
         for number in range(2):
             result = step(plan(rows, range(8), 4096, policy), step=number, learning_rate=0.05, max_grad_norm=1.0)
         found.append([result.loss, result.grad_norm, result.tokens, result.correct])
-    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-5)
+    np.testing.assert_allclose(found[1:], [found[0]] * 3, rtol=1e-5)
 
 
 def test_an_update_tells_when_it_traces(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
