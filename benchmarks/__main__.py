@@ -3,7 +3,8 @@
     python -m benchmarks [--short] [--cases NAME …] [--rounds 2] [--record] [--folder FOLDER]
 
 Each case trains in turn (A B C A B C): trainwire, `mlx_lm.lora` on the BLAS that trainwire uses, and `mlx_lm.lora` as
-it is installed. Figures are medians over the rounds, rates are trained tokens per second after the first update over
+it is installed; where that one takes minutes an update, it has shorter rows and comes behind the others, once. Figures
+are medians over the rounds, rates are trained tokens per second after the first update over
 the updates that both sides made. `--record` writes results.json and the table of README.md.
 """
 
@@ -16,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.compare import CASES, compare
+from benchmarks.compare import CASES, beside_stock, compare
 from benchmarks.report import HERE, line_of, machine, write_readme
 
 
@@ -27,6 +28,9 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), metavar="NAME", help=", ".join(CASES))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--peer-threads", type=int, help="BLAS threads of the peer; else it gets what suits it best")
+    parser.add_argument(
+        "--beside", choices=("same", "installed"), help="of the large cases, one peer alone: its part of kept results"
+    )
     parser.add_argument("--record", action="store_true", help="keep the results and write them into README.md")
     parser.add_argument("--folder", type=Path, help="where models and rows are made, and found again")
     chosen = parser.parse_args()
@@ -36,7 +40,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="trainwire-bench-") as temporary:
         for name in names:
             load = os.getloadavg()[0]
-            result = compare(CASES[name], chosen.folder or Path(temporary), chosen.rounds, chosen.peer_threads)
+            case, folder, result = CASES[name], chosen.folder or Path(temporary), results.get(name, {})
+            if chosen.beside != "installed":
+                found = compare(case, folder, chosen.rounds, chosen.peer_threads)
+                both = {part: {**result.get(part, {}), **found[part]} for part in ("sides", "ratios")}
+                result = {**result, **found, **both}
+            if case.stock_longest is not None and chosen.beside != "same":
+                result = beside_stock(case, folder, result)
             results[name] = {**result, **machine(), "load": round(load, 1)}
             print(line_of(name, results[name]), flush=True)
             if chosen.record:

@@ -54,11 +54,12 @@ AGREE = 1e-3
 def compare(case: Case, folder: Path, rounds: int, threads: int | None = None) -> dict[str, Any]:
     """Run a case; raises RuntimeError if a side fails or if the sides did not train the same.
 
-    The peer on trainwire's BLAS gets so many of its `threads`, or as many as it is faster with.
+    The peer on trainwire's BLAS gets so many of its `threads`, or as many as it is faster with. Where the stock peer
+    trains rows of its own, it is left to `beside_stock`.
     """
     model = make_model(case.model, folder)
-    rows = make_rows(folder / f"rows-{case.longest}", BATCH * max(case.updates), case.longest)
     place = folder / f"runs-{case.model}-{case.method}"
+    rows = make_rows(folder / f"rows-{case.longest}", BATCH * max(case.updates), case.longest)
     if threads is None:
         threads = faster_threads(lambda count, limit: mlx_lm(model, rows, place, case.method, 2, str(count), limit))
     else:
@@ -70,13 +71,8 @@ def compare(case: Case, folder: Path, rounds: int, threads: int | None = None) -
         same.append(mlx_lm(model, rows, place, case.method, case.updates[1], str(threads)))
         if case.stock_longest is None:
             stock.append(mlx_lm(model, rows, place, case.method, case.updates[2], "stock"))
-    beside_stock = ours
-    if case.stock_longest is not None:
-        rows = make_rows(folder / f"rows-{case.stock_longest}", BATCH * case.updates[2], case.stock_longest)
-        beside_stock = [trainwire(model, rows, place, case.method, case.updates[2])]
-        stock.append(mlx_lm(model, rows, place, case.method, case.updates[2], "stock"))
-    sides = {"trainwire": _figures(ours), "same": _figures(same), "stock": _figures(stock)}
-    return {
+    sides = {"trainwire": _figures(ours), "same": _figures(same)}
+    result = {
         "blas": ours[0].blas,
         "peer_blas_threads": threads,
         "goals": {
@@ -86,15 +82,35 @@ def compare(case: Case, folder: Path, rounds: int, threads: int | None = None) -
             "peak": GOAL_PEAK,
         },
         "sides": sides,
-        "beside_stock": _figures(beside_stock),
         "ratios": {
             "same": ratio(ours, same),
-            "stock": ratio(beside_stock, stock),
             "first_update": sides["trainwire"]["first_update_seconds"] / sides["same"]["first_update_seconds"],
             "peak": sides["trainwire"]["peak_bytes"] / sides["same"]["peak_bytes"],
         },
         "same_training": same_training(ours[0], same[0]),
-        "stock_training": same_training(beside_stock[0], stock[0]),
+    }
+    return {**result, **(_against(stock, ours, result) if stock else {})}
+
+
+def beside_stock(case: Case, folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """Add to a case's result the stock peer over its own, shorter rows, and a run of trainwire over the same."""
+    assert case.stock_longest is not None
+    model = make_model(case.model, folder)
+    place = folder / f"runs-{case.model}-{case.method}"
+    rows = make_rows(folder / f"rows-{case.stock_longest}", BATCH * case.updates[2], case.stock_longest)
+    trainwire(model, rows, place, case.method, 1)
+    ours = [trainwire(model, rows, place, case.method, case.updates[2])]
+    stock = [mlx_lm(model, rows, place, case.method, case.updates[2], "stock")]
+    return {**result, **_against(stock, ours, result)}
+
+
+def _against(stock: list[Training], ours: list[Training], result: dict[str, Any]) -> dict[str, Any]:
+    """Give what a result gains by the stock peer and a run of trainwire over the same rows."""
+    return {
+        "sides": {**result["sides"], "stock": _figures(stock)},
+        "beside_stock": _figures(ours),
+        "ratios": {**result["ratios"], "stock": ratio(ours, stock)},
+        "stock_training": same_training(ours[0], stock[0]),
     }
 
 

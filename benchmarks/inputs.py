@@ -32,6 +32,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 8192,
     },
+    "wide-head": {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 151936,
+    },
     "50M": {
         "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 12, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 151936,
@@ -70,8 +74,9 @@ def make_model(name: str, folder: Path) -> Path:
     return model
 
 
-def make_rows(folder: Path, count: int, longest: int, seed: int = 7) -> Path:
-    """Write `train.jsonl` with texts of log-normal lengths, a third of `longest` words in the mean at most."""
+def make_rows(folder: Path, count: int, longest: int, seed: int = 7, *, equal: bool = False) -> Path:
+    """Write `train.jsonl` with texts of log-normal lengths, a third of `longest` words in the mean at most; or all
+    `equal`."""
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(seed)
     words = (
@@ -92,6 +97,6 @@ def make_rows(folder: Path, count: int, longest: int, seed: int = 7) -> Path:
     )
     with (folder / "train.jsonl").open("w") as file:
         for _ in range(count):
-            length = max(8, min(longest, int(draw.lognormvariate(4.6, 0.9))))
+            length = longest if equal else max(8, min(longest, int(draw.lognormvariate(4.6, 0.9))))
             file.write(json.dumps({"text": " ".join(draw.choice(words) for _ in range(length))}) + "\n")
     return folder

@@ -33,9 +33,10 @@ def machine() -> dict[str, Any]:
 def line_of(name: str, result: dict[str, Any]) -> str:
     """One line for the terminal."""
     sides, ratios = result["sides"], result["ratios"]
+    installed = f"{ratios['stock']:.1f} times the installed one" if "stock" in ratios else "not yet beside it installed"
     return (
         f"{name}: {sides['trainwire']['tokens_per_second']:,.0f} trained tokens/s, {ratios['same']:.1f} times"
-        f" mlx_lm.lora on the same BLAS, {ratios['stock']:.1f} times the installed one; {ratios['peak']:.2f} of its"
+        f" mlx_lm.lora on the same BLAS, {installed}; {ratios['peak']:.2f} of its"
         f" peak memory, first update after {ratios['first_update']:.2f} of its time; losses apart by"
         f" {result['same_training']['largest_difference']:.1e} at most; load {result['load']}"
     )
@@ -48,7 +49,8 @@ def table(results: dict[str, Any]) -> str:
         " | peak memory GB, ratio (goal) | first update s, ratio (goal) | losses apart | load, date |\n"
         "|---|---|---|---|---|---|---|---|"
     )
-    return "\n".join([head, *(_row(name, result) for name, result in results.items())])
+    whole = {name: result for name, result in results.items() if "stock" in result["ratios"]}
+    return "\n".join([head, *(_row(name, result) for name, result in whole.items())])
 
 
 def _row(name: str, result: dict[str, Any]) -> str:

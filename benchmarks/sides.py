@@ -55,11 +55,11 @@ def environment() -> dict[str, str]:
     }
 
 
-def write_config(model: Path, rows: Path, folder: Path, method: str, updates: int) -> Path:
+def write_config(model: Path, rows: Path, folder: Path, method: str, updates: int, batch: int = BATCH) -> Path:
     """Write trainwire's config: every token of the rows in the file's order, no clipping, no checkpoint between."""
     values = {
         "model": str(model), "data": str(rows / "train.jsonl"), "run_dir": str(folder / "run"), "method": method,
-        "cache_dir": str(folder / "cache"), "train_on": "all", "shuffle": False, "seed": SEED, "batch_size": BATCH,
+        "cache_dir": str(folder / "cache"), "train_on": "all", "shuffle": False, "seed": SEED, "batch_size": batch,
         "max_steps": updates, "learning_rate": LEARNING_RATE, "schedule": "constant", "warmup_steps": 0,
         "max_grad_norm": 0.0, "save_every": 0, "eval_every": 0,
     }  # fmt: skip
@@ -69,9 +69,11 @@ def write_config(model: Path, rows: Path, folder: Path, method: str, updates: in
     return config
 
 
-def trainwire(model: Path, rows: Path, folder: Path, method: str, updates: int, *words: str) -> Training:
+def trainwire(
+    model: Path, rows: Path, folder: Path, method: str, updates: int, *words: str, batch: int = BATCH
+) -> Training:
     """Train with `trainwire run`; `words` are more of its options."""
-    config = write_config(model, rows, folder, method, updates)
+    config = write_config(model, rows, folder, method, updates, batch)
     shutil.rmtree(folder / "run", ignore_errors=True)
     training = Training()
     worker = 0
@@ -120,7 +122,14 @@ def alone(model: Path, rows: Path, folder: Path, method: str, updates: int, *wor
 
 
 def mlx_lm(
-    model: Path, rows: Path, folder: Path, method: str, updates: int, blas: str, limit: float | None = None
+    model: Path,
+    rows: Path,
+    folder: Path,
+    method: str,
+    updates: int,
+    blas: str,
+    limit: float | None = None,
+    batch: int = BATCH,
 ) -> Training:
     """Train with `mlx_lm.lora`: the same rows, rank, scale and optimizer; `blas` is `stock` or a number of threads.
 
@@ -134,7 +143,7 @@ def mlx_lm(
     )
     command = [
         sys.executable, "-m", "benchmarks.peer", blas, "--model", str(model), "--data", str(rows), "--train",
-        "--fine-tune-type", method, "--optimizer", "adamw", "--batch-size", str(BATCH), "--num-layers", "-1",
+        "--fine-tune-type", method, "--optimizer", "adamw", "--batch-size", str(batch), "--num-layers", "-1",
         "--iters", str(updates), "--steps-per-report", "1", "--save-every", str(10**6), "--learning-rate",
         str(LEARNING_RATE), "--adapter-path", str(folder / "mlx_lm"), "-c", str(config),
     ]  # fmt: skip

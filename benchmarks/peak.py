@@ -1,0 +1,55 @@
+"""Compares the peak memory of an update with a large vocabulary: 151,936 words, rows of 1,024 tokens on average.
+
+    python -m benchmarks.peak [--rows 8] [--peer-rows 1 2] [--words 720] [--folder FOLDER]
+
+One update each, LoRA on a model whose blocks are small, so that the head is what takes the memory. `mlx_lm.lora`
+builds all logits and their gradient, several times: with 8 such rows it needs more memory than a machine of 24 GB has.
+It trains `--peer-rows` instead, and its peak grows with them in proportion. Bytes are MLX's own peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.inputs import make_model, make_rows
+from benchmarks.sides import Training, mlx_lm, trainwire
+
+
+def main() -> None:
+    """Train once with each and print a line of JSON for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--peer-rows", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--words", type=int, default=720, help="of a row, 1.42 tokens each")
+    parser.add_argument("--folder", type=Path, help="where model and rows are made, and found again")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="trainwire-bench-") as temporary:
+        folder = chosen.folder or Path(temporary)
+        model = make_model("wide-head", folder)
+        rows = make_rows(folder / f"rows-equal-{chosen.words}", chosen.rows, chosen.words, equal=True)
+        place = folder / "peak"
+        print(
+            json.dumps(_figures("trainwire", chosen.rows, trainwire(model, rows, place, "lora", 1, batch=chosen.rows)))
+        )
+        for count in chosen.peer_rows:
+            run = mlx_lm(model, rows, place, "lora", 1, "1", batch=count)
+            print(json.dumps(_figures("mlx_lm.lora", count, run)), flush=True)
+
+
+def _figures(side: str, rows: int, run: Training) -> dict[str, Any]:
+    return {
+        "side": side,
+        "rows": rows,
+        "trained_tokens": run.tokens[0],
+        "peak_gb": round(run.peak_bytes / 1e9, 3),
+        "resident_gb": round(run.resident_bytes / 1e9, 3),
+        "loss": run.losses[0],
+    }
+
+
+if __name__ == "__main__":
+    main()
