@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from trainwire_engine import adapters, cpu_ops, cpu_weights, segments
 from trainwire_engine.adapting import attach
 from trainwire_engine.cuda import install as cuda
-from trainwire_engine.cuda import tensors
+from trainwire_engine.cuda import recordings, tensors
 from trainwire_engine.fastmath import on_cpu
 from trainwire_engine.head import Head, find_head
 from trainwire_engine.loading import load_module, read_tensors
@@ -209,6 +209,8 @@ def load_model(config: Any) -> Model:
     folder = resolve_folder(config.model, config.revision)
     module, model_config = load_module(folder)
     model = Model(module, model_config, folder, config)
+    if tensors.usable(model.trainable):
+        recordings.rehearse(len(model.trainable), model.forward_dtype)
     if config.start_from:
         start_from(model, Path(config.start_from))
     return model

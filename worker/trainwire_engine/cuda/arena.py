@@ -98,6 +98,12 @@ def usable() -> bool:
         return False
 
 
+def compile_claims() -> None:
+    """Compile the kernels by which memory is taken."""
+    for count in _AT_ONCE:
+        _claim(count)
+
+
 def _cached() -> list[Buffer]:
     """The buffers in MLX's cache: a list of holders {previous, next, buffer}, a buffer being {address, bytes, …}."""
     found = []

@@ -8,6 +8,7 @@ reads it, and the sums are added to totals at a fixed place.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -161,6 +162,31 @@ def usable(params: Arrays) -> bool:
     """Tell whether passes for these weights can be recorded here."""
     fitting = tensors.usable(params) and all(param.dtype == mx.float32 for param in params.values())
     return fitting and kernels.available() and graphs.usable() and arena.usable()
+
+
+def rehearse(weights: int, leaf: mx.Dtype) -> None:
+    """Compile, in a thread of its own, what the first update of so many weights will launch: a second's work.
+
+    What a launch computes is never asked for here; only its source counts.
+    """
+
+    def launch() -> None:
+        masters = {str(number): mx.zeros(1) for number in range(weights)}
+        leaves = {name: mx.zeros(1, leaf) for name in masters}
+        tensors.cast(masters, dict.fromkeys(masters, leaf))
+        tensors.add_to(masters, leaves)
+        joined = {"weights": mx.zeros(1)}
+        totals = {**joined, LOSS: mx.zeros(1), CORRECT: mx.zeros(1)}
+        tensors.add_to({LOSS: mx.zeros(1), CORRECT: mx.zeros(1)}, totals)
+        for arrays in (joined, totals):
+            tensors.copied(arrays)
+        tensors.put(joined, joined)
+        tensors.clear(totals)
+        tensors.square_sum(joined)
+        tensors.square_sum(totals)
+        arena.compile_claims()
+
+    threading.Thread(target=launch, name="rehearsal", daemon=True).start()
 
 
 def _norm(arrays: Arrays) -> float:
