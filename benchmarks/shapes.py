@@ -7,7 +7,6 @@ chosen for the run and on the grid of shapes that is the same for every run, and
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -66,8 +65,8 @@ def figures(updates: list[list[Cut]], real: int) -> Figures:
     )
 
 
-def lines(count: int, batch_size: int, *, packing: bool) -> Iterator[str]:
-    """The table's lines for an epoch of so many rows."""
+def line(count: int, batch_size: int, *, packing: bool) -> str:
+    """The table's line for an epoch of so many rows."""
     rows, order = ChatRows(count), Order(count, batch_size, seed=0)
     config: Any = SimpleNamespace(batch_size=batch_size, micro_batch_tokens=BUDGET, packing=packing)
     started = time.process_time()
@@ -75,26 +74,23 @@ def lines(count: int, batch_size: int, *, packing: bool) -> Iterator[str]:
     seconds = time.process_time() - started
     updates = [sizes(rows, order.rows(0, update)) for update in range(order.updates_per_epoch)]
     real = sum(int(update.sizes.sum()) for update in updates)
-    for name, policy in (("chosen", chosen), ("grid", CUDA)):
-        started = time.process_time()
-        found = figures([policy.cuts(update, BUDGET, packing=packing) for update in updates], real)
-        each = (time.process_time() - started) / len(updates) * 1000
-        took = f"{seconds:.1f} s, {each:.1f} ms" if policy is chosen else f"{each:.1f} ms"
-        yield (
-            f"| {'packed' if packing else 'apart'} | {count:,} | {batch_size} | {name} | {found.shapes} |"
-            f" {found.passes:.1f} | {found.padding:.0%} | {found.slots:.1f} | {found.cost:.2f} |"
-            f" {found.cost_with_new_shapes:.2f} | {took} |"
-        )
+    started = time.process_time()
+    cuts = [chosen.cuts(update, BUDGET, packing=packing) for update in updates]
+    each = (time.process_time() - started) / len(updates) * 1000
+    ours = figures(cuts, real)
+    grid = figures([CUDA.cuts(update, BUDGET, packing=packing) for update in updates], real)
+    return (
+        f"| {count:,}{', `packing`' if packing else ''} | {batch_size} | {ours.shapes} / {grid.shapes} |"
+        f" {ours.passes:.1f} / {grid.passes:.1f} | {100 * ours.padding:.0f} / {100 * grid.padding:.0f} % |"
+        f" {ours.slots:.1f} / {grid.slots:.1f} | {ours.cost:.2f} / {grid.cost:.2f} |"
+        f" {ours.cost_with_new_shapes:.2f} / {grid.cost_with_new_shapes:.2f} | {seconds:.1f} s, {each:.1f} ms |"
+    )
 
 
 if __name__ == "__main__":
-    print(
-        "| rows are | rows | an update | shapes | number | passes an update | padding | slots of attention a token |",
-        end="",
-    )
-    print(" tokens' time a token | and new shapes | planning |\n" + "|---" * 11 + "|")
+    print("| rows | an update | shapes: chosen / grid | micro-batches an update | padding", end="")
+    print(" | slots of attention a token | time a token | with that of new shapes | planning |\n" + "|---" * 9 + "|")
     for packing in (False, True):
         for count in (2_000, 20_000):
             for batch_size in (8, 16, 64, 256):
-                for line in lines(count, batch_size, packing=packing):
-                    print(line, flush=True)
+                print(line(count, batch_size, packing=packing), flush=True)

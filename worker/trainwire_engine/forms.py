@@ -42,6 +42,7 @@ class Costs:
 
     A trained position's head is `position` of it. A slot of attention takes `slot` and `growth` for each token of the
     length; a pass `once`, whatever its size; a shape `new` when it is met first. `most` shapes are kept at most.
+    Lengths that attention is padded to are multiples of `tile`.
     """
 
     once: int
@@ -50,6 +51,7 @@ class Costs:
     growth: float
     new: int
     most: int
+    tile: int
 
     def attention(self, rows: Any, lengths: Any) -> Any:
         """The cost of attention over so many rows."""
@@ -138,8 +140,7 @@ class Apart(Form):
 
     def rounded(self, needs: np.ndarray) -> np.ndarray:
         count, lengths, positions = needs.T
-        within = np.where(count * up(lengths, 32) <= self.budget, up(lengths, 32), lengths)
-        return np.stack([count, within, up(positions, 64)], axis=1)
+        return np.stack([count, up(lengths, self.costs.tile), up(positions, 64)], axis=1)
 
     def cost(self, shapes: Any) -> Any:
         count, lengths, positions = np.moveaxis(shapes, -1, 0)
@@ -172,7 +173,7 @@ class Packed(Form):
     def rounded(self, needs: np.ndarray) -> np.ndarray:
         tokens, positions, count, lengths = needs.T
         within = np.maximum(tokens, np.minimum(up(tokens, 128), self.budget))
-        return np.stack([within, up(positions, 64), count, up(lengths, 32)], axis=1)
+        return np.stack([within, up(positions, 64), count, up(lengths, self.costs.tile)], axis=1)
 
     def cost(self, shapes: Any) -> Any:
         tokens, positions, count, lengths = np.moveaxis(shapes, -1, 0)
