@@ -7,8 +7,8 @@ cost of its own, whatever its size; and a compiled step is traced again for ever
   8, whole vectors of the processor, lengths from 512 on in 32nds of a power of two; rows are as many as there are. A
   pass more costs as much as 64 padded tokens (measured with 2 million weights; some 45 with 135 million).
 - CUDA: the passes of a run's updates are recorded when a shape is met first, and played back later. Their shapes are
-  chosen for the run's own rows (`palette`) by `costs`, measured on an H200 with Qwen3 0.6B and LoRA: a pass takes 5
-  ms and 6 µs for each token, a fifth of which is the head's; a slot of attention 0.33 µs and 1.3 µs for each 1,024
+  chosen for the run's own rows (`palette`) by `costs`, measured on an H200 with Qwen3 0.6B and LoRA: a pass takes 9
+  ms and 6.4 µs for each token, a fifth of which is the head's; a slot of attention 0.73 µs and 1 µs for each 1,024
   tokens of the length; a new shape 0.45 s. Recordings share their memory, but each takes some: 24 shapes at most.
   Attention's fused gradient wants lengths in multiples of 128; MLX makes all scores where they are not.
 - CUDA, what is not recorded (evaluations, and rows that no shape of the run holds): the host takes 70 to 100 ms to
@@ -170,7 +170,7 @@ CPU = Shapes(8, 32, 2**20, 8, 0, filled=0, pass_cost=64, chunk_bytes=2**25, flat
 CUDA = Shapes(
     256, 1, 1, 64, 2, filled=4, pass_cost=512, chunk_bytes=0, chunk_most=4096,
     flat_grid=(2048, 2), least_pass=9000, slots=(2, 4, 8),
-    costs=Costs(once=800, position=0.2, slot=0.055, growth=0.22 / 1024, new=75_000, most=24, tile=128),
+    costs=Costs(once=1450, position=0.2, slot=0.114, growth=0.16 / 1024, new=70_000, most=24, tile=128),
 )  # fmt: skip
 METAL = Shapes(64, 4, 2, 64, 4, filled=0, pass_cost=256, chunk_bytes=0, chunk_most=4096)
 

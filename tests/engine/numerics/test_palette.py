@@ -47,14 +47,14 @@ def cost(batches: list[MicroBatch]) -> float:
 @pytest.mark.parametrize(
     ("packing", "rows", "batch_size", "most", "padding", "a_token", "before"),
     [
-        (False, 2000, 8, 7, 0.47, 3.7, 5.8),
-        (False, 2000, 64, 7, 0.42, 2.95, 4.0),
-        (False, 20000, 8, 18, 0.38, 2.8, 5.0),
-        (False, 20000, 64, 18, 0.31, 2.1, 2.5),
-        (True, 2000, 8, 6, 0.26, 3.0, 4.4),
-        (True, 2000, 64, 6, 0.24, 2.45, 3.6),
-        (True, 20000, 8, 15, 0.18, 2.35, 3.2),
-        (True, 20000, 64, 15, 0.14, 1.85, 2.05),
+        (False, 2000, 8, 7, 0.56, 4.4, 5.6),
+        (False, 2000, 64, 7, 0.43, 3.05, 3.9),
+        (False, 20000, 8, 18, 0.45, 3.35, 5.0),
+        (False, 20000, 64, 18, 0.36, 2.35, 2.6),
+        (True, 2000, 8, 6, 0.26, 3.3, 4.3),
+        (True, 2000, 64, 6, 0.24, 2.5, 3.5),
+        (True, 20000, 8, 15, 0.18, 2.7, 3.3),
+        (True, 20000, 64, 15, 0.14, 1.95, 2.1),
     ],
 )
 def test_chat_rows_cost_less_in_few_shapes_of_their_own_than_on_the_grid(
@@ -206,7 +206,7 @@ def test_rows_are_cut_into_shapes_at_the_least_cost(
     assert found is None or costs_of(form, shapes, rows) == cheapest
 
 
-@pytest.mark.parametrize(("batch_size", "count", "faster"), [(64, 2, 1.6), (256, 2, 1.85), (256, 8, 6.1)])
+@pytest.mark.parametrize(("batch_size", "count", "faster"), [(64, 2, 1.6), (256, 2, 1.85), (256, 8, 5.8)])
 def test_the_dearest_share_costs_little_more_than_its_part_of_the_whole(
     batch_size: int, count: int, faster: float
 ) -> None:
