@@ -14,9 +14,8 @@ import argparse
 import json
 import os
 import sys
-import tempfile
-from pathlib import Path
 
+from benchmarks.arguments import add_folder, folder_of
 from benchmarks.compare import CASES, beside_stock, compare
 from benchmarks.report import HERE, line_of, machine, write_readme
 
@@ -32,15 +31,15 @@ def main() -> None:
         "--beside", choices=("same", "installed"), help="of the large cases, one peer alone: its part of kept results"
     )
     parser.add_argument("--record", action="store_true", help="keep the results and write them into README.md")
-    parser.add_argument("--folder", type=Path, help="where models and rows are made, and found again")
+    add_folder(parser)
     chosen = parser.parse_args()
     names = chosen.cases or [name for name, case in CASES.items() if case.short or not chosen.short]
     kept = HERE / "results.json"
     results = json.loads(kept.read_text()) if kept.is_file() else {}
-    with tempfile.TemporaryDirectory(prefix="trainwire-bench-") as temporary:
+    with folder_of(chosen) as folder:
         for name in names:
             load = os.getloadavg()[0]
-            case, folder, result = CASES[name], chosen.folder or Path(temporary), results.get(name, {})
+            case, result = CASES[name], results.get(name, {})
             if chosen.beside != "installed":
                 found = compare(case, folder, chosen.rounds, chosen.peer_threads)
                 both = {part: {**result.get(part, {}), **found[part]} for part in ("sides", "ratios")}

@@ -149,7 +149,7 @@ class _Rows:
 
 def events(count: int) -> Point:
     """Send so many steps through a worker to a reader that takes them all; seconds from `init` to `complete`."""
-    from benchmarks.wire import FED, SOURCE, Worker
+    from benchmarks.wire_worker import FED, SOURCE, Worker
 
     with tempfile.TemporaryDirectory(prefix="trainwire-growth-") as name:
         folder = Path(name)

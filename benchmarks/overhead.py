@@ -1,6 +1,6 @@
 """What trainwire adds to its engine: the loop outside MLX, and the worker with its wire.
 
-    python -m benchmarks.overhead [--model 512-words] [--updates 60] [--rounds 3] [--folder FOLDER]
+    python -m benchmarks.overhead [--model 512-words] [--updates 60] [--rounds 6] [--folder FOLDER]
 
 The same updates, in turn (A B A B): by the engine's parts alone (`benchmarks.alone`), and by `trainwire run` with its
 worker, its log and its lines on stdout. Then one run with `--profile`, which tells the share of an update that passes
@@ -9,27 +9,21 @@ outside MLX. Goals: at most 1 % and at most 2 %.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import folder_of, parser
 from benchmarks.inputs import make_model, make_rows
 from benchmarks.sides import BATCH, Training, alone, trainwire
 
 
 def main() -> None:
     """Measure both and print one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="512-words")
-    parser.add_argument("--updates", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="where model and rows are made, and found again")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trainwire-bench-") as temporary:
-        print(json.dumps(measure(chosen.model, chosen.updates, chosen.rounds, chosen.folder or Path(temporary))))
+    chosen = parser(__doc__, model="512-words", updates=60, rounds=6).parse_args()
+    with folder_of(chosen) as folder:
+        print(json.dumps(measure(chosen.model, chosen.updates, chosen.rounds, folder)))
 
 
 def measure(name: str, updates: int, rounds: int, folder: Path) -> dict[str, Any]:
@@ -50,6 +44,7 @@ def measure(name: str, updates: int, rounds: int, folder: Path) -> dict[str, Any
         "model": name,
         "updates": updates,
         "tokens_per_second": {side: statistics.median(found) for side, found in rates.items()},
+        "spread": {side: max(found) / min(found) - 1 for side, found in rates.items()},
         "worker_and_wire": 1 - statistics.median(rates["worker"]) / statistics.median(rates["alone"]),
         "worker_processor_share": statistics.median(
             run.worker_seconds / (run.times[-1] - run.times[0]) for run in whole

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
-from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import add_folder, folder_of
 from benchmarks.inputs import make_model, make_rows
 from benchmarks.sides import Training, mlx_lm, trainwire
 
@@ -25,10 +24,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--peer-rows", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--words", type=int, default=720, help="of a row, 1.42 tokens each")
-    parser.add_argument("--folder", type=Path, help="where model and rows are made, and found again")
+    add_folder(parser)
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trainwire-bench-") as temporary:
-        folder = chosen.folder or Path(temporary)
+    with folder_of(chosen) as folder:
         model = make_model("wide-head", folder)
         rows = make_rows(folder / f"rows-equal-{chosen.words}", chosen.rows, chosen.words, equal=True)
         place = folder / "peak"

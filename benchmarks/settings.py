@@ -10,7 +10,6 @@ the first, and how far the losses part.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -19,21 +18,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import folder_of, parser
 from benchmarks.inputs import make_model, make_rows
 from benchmarks.sides import BATCH, Training, alone
 
 
 def main() -> None:
     """Measure and print one line of JSON for each setting."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny")
-    parser.add_argument("--method", default="lora")
-    parser.add_argument("--updates", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--folder", type=Path, help="where model and rows are made, and found again")
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trainwire-bench-") as temporary:
-        folder = chosen.folder or Path(temporary)
+    words = parser(__doc__, model="tiny", updates=8, rounds=2)
+    words.add_argument("--method", default="lora")
+    chosen = words.parse_args()
+    with folder_of(chosen) as folder, tempfile.TemporaryDirectory(prefix="trainwire-bench-") as temporary:
         model = make_model(chosen.model, folder)
         rows = make_rows(folder / "rows-settings", BATCH * chosen.updates, 400)
         settings: dict[str, tuple[list[str], dict[str, str]]] = {
@@ -45,8 +40,8 @@ def main() -> None:
             settings["native-kernels"] = ([], _native_compiler(Path(temporary), compiler))
         runs: dict[str, list[Training]] = {name: [] for name in settings}
         for number in range(chosen.rounds + 1):
-            for name, (words, environment) in settings.items():
-                run = alone(model, rows, folder / "settings", chosen.method, chosen.updates, *words, **environment)
+            for name, (options, environment) in settings.items():
+                run = alone(model, rows, folder / "settings", chosen.method, chosen.updates, *options, **environment)
                 if number:
                     runs[name].append(run)
         for name, found in runs.items():
