@@ -105,6 +105,32 @@ def test_a_process_that_dies_is_a_failure_and_no_shorter_data(
         built(tmp_path / "two", data, tokenizer, 2)
 
 
+NOISY = """
+import os, sys
+if "trainwire_engine.data" in sys.orig_argv:
+    from trainwire_engine.data.encode import Encoder
+    encode = Encoder.__call__
+    def noisy(self, *how):
+        print("from python", flush=True)
+        os.write(1, b"from a library in C\\n")
+        assert os.read(0, 1) == b""
+        return encode(self, *how)
+    Encoder.__call__ = noisy
+"""
+
+
+def test_what_a_library_prints_or_reads_does_not_get_between_the_frames(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "patch").mkdir()
+    (tmp_path / "patch/sitecustomize.py").write_text(NOISY)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "patch"), os.environ.get("PYTHONPATH", "")]))
+    data = write_rows(tmp_path / "train.jsonl", rows())
+    assert built(tmp_path / "two", data, tokenizer, 2).report.rows_used == 4950
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err.count("from python\nfrom a library in C\n")) == ("", 5)
+
+
 def test_small_data_starts_no_process(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_rows(tmp_path / "train.jsonl", rows())
     monkeypatch.setattr(process, "_Helper", None)

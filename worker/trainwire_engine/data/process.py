@@ -163,12 +163,18 @@ def _answer(encoder: Encoder, name: str, shape: int, rows: list[Any]) -> dict[st
     }
 
 
+def _move_away(fd: int, instead: int, mode: str) -> IO[bytes]:
+    """Keep a standard stream for frames, and let whoever prints or reads use another descriptor instead of it."""
+    kept = os.fdopen(os.dup(fd), mode)
+    os.dup2(instead, fd)
+    return kept
+
+
 def serve() -> None:
     """Answer frames until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    source, target = sys.stdin.buffer, sys.stdout.buffer
-    # What a library prints must not get between the frames.
-    sys.stdout = sys.stderr
+    # What a library prints or reads must not get between the frames.
+    source, target = _move_away(0, os.open(os.devnull, os.O_RDONLY), "rb"), _move_away(1, 2, "wb")
     start = _read(source)
     if start is None:
         return
