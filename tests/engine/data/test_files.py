@@ -5,11 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from data.kit import CHATML, chat, config_for, load, shown, tokenizer_with, trained, write_rows
+from data.kit import CHATML, WORDS, chat, config_for, load, shown, tokenizer_with, trained, write_rows
 
 from trainwire_engine.data import Notice, load_dataset
 from trainwire_engine.data.words import WordEncoder
@@ -162,6 +163,46 @@ def test_a_long_row_is_dropped_without_tokenizing_it(tmp_path: Path, monkeypatch
     monkeypatch.setattr(WordEncoder, "__call__", guarded)
     dataset = load(tmp_path, [row, ROW], tokenizer)
     assert dataset.report.rows_dropped["too_long"].count == 1
+
+
+def far_too_long(kind: str, seed: int) -> dict[str, Any]:
+    """A row of some thousand words."""
+    chance = random.Random(seed)
+    words = [*WORDS.split(), "\n", "  ", "é日本", "12345", "<|im_end|>", "<think>", "\n\n", "/x"]
+    long = " ".join(chance.choices(words, k=3000))
+    if kind == "one word":
+        return chat("user: hi", f"assistant: {'a' * 9000}")
+    if kind == "text":
+        return {"text": long}
+    return chat(f"user: {long}", "assistant: yes") if kind == "question" else chat("user: hi", f"assistant: {long}")
+
+
+@pytest.mark.parametrize("mode", ["truncate", "truncate_left"])
+@pytest.mark.parametrize("kind", ["question", "answer", "text", "one word"])
+def test_what_is_cut_off_anyway_is_not_tokenized_and_the_rest_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str
+) -> None:
+    rows = [far_too_long(kind, seed) for seed in range(4)] + [far_too_long("text" if kind == "text" else "answer", 9)]
+    tokenizer = tokenizer_with(CHATML)
+    tokenized: list[int] = []
+    encode = WordEncoder.__call__
+
+    def counting(self: WordEncoder, texts: Any, places: Any) -> Any:
+        tokenized.extend(map(len, texts))
+        return encode(self, texts, places)
+
+    monkeypatch.setattr(WordEncoder, "__call__", counting)
+    found = []
+    for name, longest in (("whole", 1 << 20), ("cut", 1000)):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr("trainwire_engine.data.encode._LONG_TEXT", longest)
+        monkeypatch.setattr("trainwire_engine.data.encode._REACH", 300)
+        tokenized.clear()
+        dataset = load(tmp_path / name, rows, tokenizer, max_seq_length=20, on_overlong=mode)
+        kept = [(dataset.tokens(i).tolist(), dataset.mask(i).tolist()) for i in range(len(dataset))]
+        found.append((kept, dataset.report.rows_truncated, dataset.report.rows_dropped.keys()))
+        assert (max(tokenized) > 8000) is (name == "whole" or kind == "one word")
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(("mode", "kept"), [("truncate", slice(None, 12)), ("truncate_left", slice(-12, None))])

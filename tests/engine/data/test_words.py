@@ -13,7 +13,8 @@ from data.kit import MARKS, byte_level
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from trainwire_engine.data.words import WordEncoder, any_of
+from trainwire_engine.data.patterns import any_of
+from trainwire_engine.data.words import WordEncoder
 from trainwire_engine.tokenizer import Tokenizer
 
 PIECES = [
@@ -63,6 +64,24 @@ def check(backend: Any, texts: Sequence[str], seed: int) -> None:
         for text, wanted, at, (ids, found) in zip(part, encodings, cuts, words(part, cuts)):
             assert ids.tolist() == wanted.ids, repr(text)
             assert found == [bisect.bisect_left(wanted.offsets, (place,)) for place in at], (text, at)
+    check_cuts(backend, words, texts, chance)
+
+
+def check_cuts(backend: Any, words: WordEncoder, texts: Sequence[str], chance: random.Random) -> None:
+    """Compare the tokens on the two sides of a cut with those of the whole."""
+
+    def tokens_of(text: str) -> list[int]:
+        return list(backend.encode(text, add_special_tokens=False).ids)
+
+    cuts = 0
+    for text in ("".join(chance.choices(texts, k=3)) for _ in range(len(texts) // 2)):
+        start = chance.randrange(len(text))
+        found = words.cuts_within(text, start, min(len(text), start + 200))
+        assert all(start < place < start + 200 for place in found)
+        for place in chance.sample(found, min(2, len(found))):
+            cuts += 1
+            assert tokens_of(text[:place]) + tokens_of(text[place:]) == tokens_of(text), (text, place)
+    assert cuts >= 10
 
 
 def trained_on(pre_tokenizer: Any, normalizer: Any = None) -> Backend:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from trainwire_engine.data.words import WordEncoder
 from trainwire_engine.tokenizer import Tokenizer
 
 _LONG_TEXT = 1 << 20
+_REACH = 1 << 16
+"""Characters among which a place to cut is looked for."""
 
 TRAINED = np.int32(-(2**31))
 """Set in a stored token that is a trained target: the sign bit. Token ids stay below 2^31."""
@@ -58,8 +61,8 @@ class Encoder:
         for row in rows:
             try:
                 item = self._rendered(shape, row)
-                if isinstance(item, Rendered) and len(item.text) > _LONG_TEXT and self._surely_too_long(item.text):
-                    raise RowDropped("too_long")
+                if isinstance(item, Rendered) and len(item.text) > _LONG_TEXT:
+                    item = self._without_excess(item)
                 rendered.append((row.line, item))
             except RowDropped as drop:
                 result.drop(drop.reason, row.line)
@@ -74,13 +77,30 @@ class Encoder:
             self._add(result, path, line, tokens, trained)
         return result
 
-    def _surely_too_long(self, text: str) -> bool:
-        """Whether a text is to be dropped for its length, whatever its tokens are."""
-        if self._options.on_overlong != "drop" or self._words is None:
-            return False
+    @cached_property
+    def _enough(self) -> int:
+        """Characters that surely are more than `max_seq_length` tokens."""
         longest = max(map(len, self._tokenizer.backend.get_vocab()))
         # What normalization takes away is less than three characters of four.
-        return len(text) > 4 * longest * self._options.max_seq_length
+        return 4 * longest * self._options.max_seq_length + 1
+
+    def _without_excess(self, item: Rendered) -> Rendered:
+        """Cut a text that is far too long, if the tokens that its row keeps stay what they are.
+
+        Raises RowDropped if it keeps none.
+        """
+        overlong, size = self._options.on_overlong, len(item.text)
+        if self._words is None or overlong == "error" or size < self._enough:
+            return item
+        if overlong == "drop":
+            raise RowDropped("too_long")
+        if overlong == "truncate":
+            start, end = 0, next(iter(self._words.cuts_within(item.text, self._enough, self._enough + _REACH)), size)
+        else:
+            last = size - self._enough
+            start, end = max(self._words.cuts_within(item.text, max(0, last - _REACH), last), default=0), size
+        spans = [(max(first, start) - start, min(behind, end) - start) for first, behind in item.spans]
+        return Rendered(item.text[start:end], [span for span in spans if span[0] < span[1]], item.ends)
 
     def _rendered(self, shape: Shape, row: RawRow) -> Rendered | Tokens:
         if row.data is None:

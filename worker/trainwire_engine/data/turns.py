@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from trainwire_engine.data.patterns import any_of
 from trainwire_engine.data.recorder import Origin, overlap
-from trainwire_engine.data.words import any_of
 from trainwire_engine.template import ChatTemplate, Message, TemplateFailed
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import array
 import bisect
+import itertools
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from trainwire_engine.data.cuts import CutRules, cut_rules
+from trainwire_engine.data.patterns import any_of
 
 _KEPT_WORDS = 250_000
 _LONGEST_KEPT = 64
@@ -74,9 +76,38 @@ class WordEncoder:
         self._keep(fresh)
         return results
 
+    def cuts_within(self, text: str, start: int, stop: int) -> list[int]:
+        """Find places of a text, within a part of it, on whose two sides it has the tokens that it has as a whole.
+
+        There may be more than these: words that an added token touches are left out.
+        """
+        if self._indivisible(text):
+            return []
+        longest = max(map(len, self._marks), default=0)
+        first = max(0, start - longest)
+        near = text[first : stop + longest]
+        marked = sorted((first + at, first + at + len(mark)) for mark in self._marks for at in _places_of(mark, near))
+        begins = [begin for begin, _ in marked]
+        ends = [0, *itertools.accumulate((end for _, end in marked), max)]
+        found: list[int] = []
+        # The first unit may begin before, and the last one end behind.
+        units = self._units(text[start:stop])
+        begin = start
+        for index in range(1, len(units) - 2):
+            begin += len(units[index - 1])
+            cut = begin + len(units[index])
+            end = cut + len(units[index + 1])
+            if ends[bisect.bisect_left(begins, end)] <= begin and self._may_cut(units[index], units[index + 1]):
+                found.append(cut)
+        return found
+
+    def _indivisible(self, text: str) -> bool:
+        """Whether only the tokenizer itself can encode a text, as a whole."""
+        return "\0" in text or (self._rules.nfc and not text.isascii() and not unicodedata.is_normalized("NFC", text))
+
     def _plan(self, text: str, cuts: Sequence[int]) -> _Plan:
         """Cut a text into parts, so that a place lies between two parts, or inside of one that is a single word."""
-        if "\0" in text or (self._rules.nfc and not text.isascii() and not unicodedata.is_normalized("NFC", text)):
+        if self._indivisible(text):
             self._missing[text] = None
             return [(0, [text])]
         plan: _Plan = []
@@ -224,24 +255,13 @@ def _begins_well(unit: str) -> bool:
     return bool(body) and not body[0].isspace() and body[0] != "/"
 
 
+def _places_of(mark: str, text: str) -> Iterator[int]:
+    """Find where a mark begins in a text, also where it overlaps itself."""
+    at = text.find(mark)
+    while at >= 0:
+        yield at
+        at = text.find(mark, at + 1)
+
+
 def _bytes(ids: Iterable[int]) -> bytes:
     return array.array("i", ids).tobytes()
-
-
-def any_of(texts: Iterable[str]) -> str:
-    """Write a pattern that matches the longest of some texts, as a tree of their beginnings."""
-    tree: dict[str, Any] = {}
-    for text in texts:
-        node = tree
-        for sign in text:
-            node = node.setdefault(sign, {})
-        node[""] = {}
-
-    def written(node: dict[str, Any]) -> str:
-        branches = [re.escape(sign) + written(below) for sign, below in node.items() if sign]
-        if not branches:
-            return ""
-        body = branches[0] if len(branches) == 1 and "" not in node else f"(?:{'|'.join(branches)})"
-        return body + "?" if "" in node else body
-
-    return written(tree)
