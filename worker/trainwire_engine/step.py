@@ -126,7 +126,7 @@ class UpdateStep:
     def sums(self, micro_batches: Sequence[MicroBatch], step: int) -> Any:
         """Give ((loss sum, correct), gradient sums), lazy: the passes of an update, without the rest of it."""
         if self._recordings is not None:
-            inputs = [(*device_arrays(batch), self.dropout_keys(batch, step)) for batch in micro_batches]
+            inputs = [(*host_arrays(batch), self._keys(batch, step)) for batch in micro_batches]
             try:
                 return self._recordings.sums(self._params, inputs, self.meanwhile)
             except RecordingFailed as failure:
@@ -157,7 +157,10 @@ class UpdateStep:
 
     def dropout_keys(self, batch: MicroBatch, step: int) -> mx.array:
         """The keys of a micro-batch's tokens, from seed, update, row and place in the row; one key without dropout."""
-        return mx.array(token_keys(batch, self._seed, step) if self._drops else np.zeros((1, 1, 2), np.uint32))
+        return mx.array(self._keys(batch, step))
+
+    def _keys(self, batch: MicroBatch, step: int) -> np.ndarray:
+        return token_keys(batch, self._seed, step) if self._drops else np.zeros((1, 1, 2), np.uint32)
 
     def uncompiled_sums(self, micro_batch: MicroBatch) -> Any:
         """Give the sums of one micro-batch, lazy and not compiled: their graph tells what a gradient keeps."""
@@ -267,8 +270,13 @@ def compiled(function: Callable[..., Any], *, fused: bool = False) -> Callable[.
 
 def device_arrays(batch: MicroBatch) -> tuple[mx.array, ...]:
     """Hand a micro-batch to MLX: tokens, positions, targets, weights, sources, and of a packed one spread and back."""
+    return tuple(mx.array(array) for array in host_arrays(batch))
+
+
+def host_arrays(batch: MicroBatch) -> tuple[np.ndarray, ...]:
+    """The arrays of a micro-batch as `device_arrays` hands them over, each number four bytes."""
     arrays = (batch.tokens, batch.positions, batch.targets, batch.weights, batch.sources, batch.spread, batch.back)
-    return tuple(mx.array(array) for array in arrays if array is not None)
+    return tuple(array for array in arrays if array is not None)
 
 
 def _added(totals: Any, sums: Any) -> Any:
