@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from trainwire_engine.cuda import compiler, kernels, norms, recordings, tensors, tracing
@@ -55,3 +56,17 @@ def test_fusing_can_be_switched_off_and_on() -> None:
         with tracing.fusing(wanted):
             seen.append(str(mx.compile(function)(mx.zeros(3)).tolist()))
     assert seen == ["[2.0, 2.0, 2.0]"] * 2
+
+
+def test_what_a_pass_reads_comes_apart_as_it_was() -> None:
+    inputs = (
+        np.arange(6, dtype=np.int32).reshape(2, 3),
+        np.array([1.5, -2.0, 0.1], np.float32),
+        np.full((1, 1, 2), 2**32 - 1, np.uint32),
+        np.array([-1], np.int32),
+    )
+    views = recordings._apart(recordings._one(inputs), inputs)
+    for view, array in zip(views, inputs, strict=True):
+        got = np.array(view)
+        assert got.dtype == array.dtype
+        assert np.array_equal(got, array)
