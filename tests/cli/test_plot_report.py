@@ -55,7 +55,8 @@ def run_dir(tmp_path: Path) -> Path:
     }  # fmt: skip
     said = {"type": "generation", "index": 0, "prompt": "<b>?", "completion": "&!", "tokens": 2, "step": 2}
     events = [
-        attempt(1), init, step(1, 3.0), step(2, 2.0), saved(2, "periodic"), evaluated, said, step(3, 9.0),
+        attempt(1), init, step(1, 3.0), step(2, 2.0), saved(2, "periodic"), evaluated,
+        {**evaluated, "valid_loss": 0.25, "cause": 3}, {**evaluated, "step": 3, "valid_loss": 8.0}, said, step(3, 9.0),
         step(4, 9.0), {**said, "step": 4, "completion": "void answer"}, saved(4, "best"), attempt(2, 2), init,
         step(3, None), step(4, 1.0), saved(4, "final"),
         {"type": "epoch_end", "epoch": 1, "avg_loss": 1.0, "epoch_time_secs": 1.0, "updates": 4},

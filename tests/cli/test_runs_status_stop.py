@@ -144,6 +144,7 @@ def test_a_run_that_goes_on_from_an_earlier_step_shows_no_loss_of_what_is_void(t
         {"type": "init", "total_steps": 9},
         {"type": "step", "step": 1, "loss": 3.0},
         {"type": "eval_end", "step": 1, "valid_loss": 2.5},
+        {"type": "eval_end", "step": 1, "valid_loss": 0.5, "cause": 7},
         {"type": "step", "step": 2, "loss": 9.0},
         {"type": "eval_end", "step": 2, "valid_loss": 8.5},
         {**attempt, "attempt": 2, "resumed_from_step": 1},

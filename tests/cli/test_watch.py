@@ -209,6 +209,8 @@ def test_an_attempt_makes_what_lies_above_its_step_void() -> None:
     valid = EvalEnd(step=4, valid_loss=1.2, perplexity=3.3, token_accuracy=0.5, tokens=9, ms=1.0, best=True)
     state = followed(init(), *(step(i, 3.0) for i in range(1, 6)), said, valid, attempt(4))
     assert (state.newest, state.valid, list(state.generations)) == (None, valid, [said])
+    state.observe(msgspec.structs.replace(valid, valid_loss=0.25, cause=7))
+    assert state.valid is valid, "one by order may be of some rows only"
     state.observe(attempt(3))
     assert (state.valid, list(state.generations), state.losses.points()[-1]) == (None, [], (3, 3.0))
 

@@ -12,7 +12,10 @@ MAX_POINTS = 2000
 
 @dataclass(frozen=True)
 class Curves:
-    """What is drawn of a run; `epochs` are the steps at which epochs ended, `checkpoints` (step, kind)."""
+    """What is drawn of a run; `epochs` are the steps at which epochs ended, `checkpoints` (step, kind).
+
+    Evaluations by order are not in it: they may be of some rows only.
+    """
 
     run_dir: Path
     loss: Series
@@ -25,19 +28,24 @@ class Curves:
 
 def read_curves(run_dir: Path) -> Curves:
     """Read a run's curves. Raises ClientError if the folder holds no run."""
-    series = history(run_dir, ("loss", "learning_rate", "tokens_per_second", "valid_loss"), MAX_POINTS)
+    series = history(run_dir, ("loss", "learning_rate", "tokens_per_second"), MAX_POINTS)
+    valid: list[tuple[int, float | None]] = []
     epochs: list[int] = []
     checkpoints: list[tuple[int, str]] = []
     step, begun = 0, False
-    for event in read_log(run_dir, ("attempt", "step", "epoch_end", "checkpoint")):
+    for event in read_log(run_dir, ("attempt", "step", "epoch_end", "checkpoint", "eval_end")):
         if event["type"] == "attempt":
             begun = True
             # Whatever lies above was abandoned.
             step = event.get("resumed_from_step") or 0
             epochs = [at for at in epochs if at <= step]
             checkpoints = [(at, kind) for at, kind in checkpoints if at <= step]
+            valid = [(at, loss) for at, loss in valid if at <= step]
         elif event["type"] == "epoch_end":
             epochs.append(step)
+        elif event["type"] == "eval_end":
+            if event.get("cause") is None:
+                valid.append((event["step"], event["valid_loss"]))
         elif event["type"] == "checkpoint":
             if event["kind"] == "best":
                 # There is one folder for the best: a later one replaces it.
@@ -52,7 +60,7 @@ def read_curves(run_dir: Path) -> Curves:
         series["loss"],
         series["learning_rate"],
         series["tokens_per_second"],
-        series["valid_loss"],
+        Series([at for at, _ in valid], [loss for _, loss in valid]),
         epochs,
         checkpoints,
     )

@@ -46,10 +46,14 @@ def _last_events(run_dir: Path) -> dict[str, dict[str, Any]]:
         timeline = Timeline.of(run_dir / LOG_NAME)
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    counting = (
-        e for e in read_log(run_dir, _KINDS) if e["type"] not in _VOID_KINDS or timeline.holds(e["seq"], e["step"])
-    )
-    return {event["type"]: event for event in counting}
+    last = {}
+    for event in read_log(run_dir, _KINDS):
+        void = event["type"] in _VOID_KINDS and not timeline.holds(event["seq"], event["step"])
+        # An evaluation by order may be of some rows only.
+        ordered = event["type"] == "eval_end" and event.get("cause") is not None
+        if not void and not ordered:
+            last[event["type"]] = event
+    return last
 
 
 def look_at(run_dir: Path) -> Overview | None:

@@ -13,12 +13,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainwire_client import AttachedRun, ClientError, Init, Run, attach, history, launch
+from trainwire_client import AttachedRun, ClientError, Init, Run, attach, launch
 from trainwire_protocol.codec import decode_message
 from trainwire_protocol.config_load import parse_assignment, read_config_file
 from trainwire_protocol.errors import ConfigInvalid
 
-from .watch_state import MAX_POINTS, WatchState
+from .curves import read_curves
+from .watch_state import WatchState
 
 _REFRESH = 0.125
 _FASTER = 1.25
@@ -95,8 +96,8 @@ class Watch:
     def _recall(self, init: Init) -> None:
         """Draw what came before a resume too, where the log is at hand."""
         with suppress(ClientError, OSError):
-            before = history(init.run_dir, ("loss", "valid_loss"), MAX_POINTS)
-            self._state.recall(before["loss"], before["valid_loss"], init.start_step)
+            before = read_curves(Path(init.run_dir))
+            self._state.recall(before.loss, before.valid_loss, init.start_step)
 
     @contextmanager
     def _keyboard(self) -> Iterator[Callable[[float], str]]:

@@ -97,6 +97,9 @@ class WatchState:
         elif isinstance(event, Status):
             self.phase, self.activity, self.message = event.phase, event.activity, event.message
         elif isinstance(event, EvalEnd):
+            # One by order may be of some rows only.
+            if event.cause is not None:
+                return
             self.valid = event
             if event.valid_loss is not None:
                 self.valid_losses.add(event.step, event.valid_loss)
