@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.inputs import make_model, make_rows
-from benchmarks.sides import BATCH, Training, mlx_lm, trainwire
+from benchmarks.sides import BATCH, LEARNING_RATE, Training, mlx_lm, trainwire
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Case:
 
     `goal_same` and `goal_stock` are the ratios of trained tokens per second to reach. `short`: part of `make bench`.
     `stock_longest`: where the stock BLAS takes minutes an update, it is compared over shorter rows and once, with a
-    run of trainwire over the same.
+    run of trainwire over the same. `learning_rate`: at 1e-3 a trained model is thrown off by its first full updates,
+    and rounding decides where to.
     """
 
     model: str
@@ -31,6 +32,7 @@ class Case:
     goal_stock: float
     short: bool = False
     stock_longest: int | None = None
+    learning_rate: float = LEARNING_RATE
 
 
 CASES = {
@@ -41,7 +43,7 @@ CASES = {
     "50M-lora": Case("50M", "lora", (8, 4, 2), 120, 3, 15, stock_longest=20),
     "50M-full": Case("50M", "full", (8, 4, 2), 120, 3, 15, stock_longest=20),
     "smollm2-lora": Case("smollm2", "lora", (5, 3, 2), 80, 2, 15, stock_longest=20),
-    "smollm2-full": Case("smollm2", "full", (5, 3, 2), 80, 2, 15, stock_longest=20),
+    "smollm2-full": Case("smollm2", "full", (5, 3, 2), 80, 2, 15, stock_longest=20, learning_rate=1e-5),
 }
 
 GOAL_FIRST_UPDATE = GOAL_PEAK = 0.5
@@ -57,20 +59,22 @@ def compare(case: Case, folder: Path, rounds: int, threads: int | None = None) -
     The peer on trainwire's BLAS gets so many of its `threads`, or as many as it is faster with. Where the stock peer
     trains rows of its own, it is left to `beside_stock`.
     """
-    model = make_model(case.model, folder)
+    model, how = make_model(case.model, folder), {"learning_rate": case.learning_rate}
     place = folder / f"runs-{case.model}-{case.method}"
     rows = make_rows(folder / f"rows-{case.longest}", BATCH * max(case.updates), case.longest)
     if threads is None:
-        threads = faster_threads(lambda count, limit: mlx_lm(model, rows, place, case.method, 2, str(count), limit))
+        threads = faster_threads(
+            lambda count, limit: mlx_lm(model, rows, place, case.method, 2, str(count), limit, **how)
+        )
     else:
-        mlx_lm(model, rows, place, case.method, 1, str(threads))
-    trainwire(model, rows, place, case.method, 2)
+        mlx_lm(model, rows, place, case.method, 1, str(threads), **how)
+    trainwire(model, rows, place, case.method, 2, **how)
     ours, same, stock = [], [], []
     for _ in range(rounds):
-        ours.append(trainwire(model, rows, place, case.method, case.updates[0]))
-        same.append(mlx_lm(model, rows, place, case.method, case.updates[1], str(threads)))
+        ours.append(trainwire(model, rows, place, case.method, case.updates[0], **how))
+        same.append(mlx_lm(model, rows, place, case.method, case.updates[1], str(threads), **how))
         if case.stock_longest is None:
-            stock.append(mlx_lm(model, rows, place, case.method, case.updates[2], "stock"))
+            stock.append(mlx_lm(model, rows, place, case.method, case.updates[2], "stock", **how))
     sides = {"trainwire": _figures(ours), "same": _figures(same)}
     result = {
         "blas": ours[0].blas,
@@ -95,12 +99,12 @@ def compare(case: Case, folder: Path, rounds: int, threads: int | None = None) -
 def beside_stock(case: Case, folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     """Add to a case's result the stock peer over its own, shorter rows, and a run of trainwire over the same."""
     assert case.stock_longest is not None
-    model = make_model(case.model, folder)
+    model, how = make_model(case.model, folder), {"learning_rate": case.learning_rate}
     place = folder / f"runs-{case.model}-{case.method}"
     rows = make_rows(folder / f"rows-{case.stock_longest}", BATCH * case.updates[2], case.stock_longest)
-    trainwire(model, rows, place, case.method, 1)
-    ours = [trainwire(model, rows, place, case.method, case.updates[2])]
-    stock = [mlx_lm(model, rows, place, case.method, case.updates[2], "stock")]
+    trainwire(model, rows, place, case.method, 1, **how)
+    ours = [trainwire(model, rows, place, case.method, case.updates[2], **how)]
+    stock = [mlx_lm(model, rows, place, case.method, case.updates[2], "stock", **how)]
     return {**result, **_against(stock, ours, result)}
 
 

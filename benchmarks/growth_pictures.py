@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 TITLES = {
     "lengths": "tokens of one row",
@@ -34,7 +36,7 @@ def _updates(measured: dict[str, Any], into: Path) -> Path:
     for part, axes in zip(parts, places[0]):
         points = measured[part]
         at = [point["at"] for point in points]
-        _log(axes, at, [1000 * point["seconds"] for point in points], "milliseconds", "C0", TITLES[part])
+        _log(axes, at, [1000 * point["core_seconds"] for point in points], "milliseconds of a core", "C0", TITLES[part])
         _log(axes.twinx(), at, [point["peak_bytes"] / 1e6 for point in points], "peak memory, MB", "C3", TITLES[part])
     return _saved(figure, into / "growth.png")
 
@@ -61,12 +63,29 @@ def _runs(measured: dict[str, Any], into: Path) -> Path:
 
 
 def _log(axes: Axes, at: list[float], values: list[float], what: str, color: str, along: str) -> None:
-    axes.loglog(at, values, ".-", color=color)
+    # Dashes let one line be seen under the other.
+    axes.loglog(at, values, ".-" if color == "C0" else ".--", color=color)
+    # The powers of ten that matplotlib writes by itself lie on top of each other where the points are few.
+    axes.set_xticks(at, _labels(at))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axes.set_xlabel(along)
     axes.set_ylabel(what, color=color)
     low, high = min(values), max(values)
     # Two decades at least: what does not grow is to look like it.
     axes.set_ylim(low / 3, max(high * 2, low * 33))
+
+
+def _labels(at: list[float]) -> list[str]:
+    """Label the points, but for those that lie too near to the one before: 512, 1k, …; 1,024 is 1k, as 1,000 is."""
+    labels, last = [], 0.0
+    for value in at:
+        size = 1024 if value % 1024 == 0 else 1000
+        near = last > 0 and math.log(value / last) < math.log(at[-1] / at[0]) / 8
+        large = f"{value / size:g}k" if value < size**2 else f"{value / size**2:g}M"
+        labels.append("" if near else f"{value:g}" if value < 1000 else large)
+        last = last if near else value
+    return labels
 
 
 def _saved(figure: Any, path: Path) -> Path:

@@ -55,12 +55,20 @@ def environment() -> dict[str, str]:
     }
 
 
-def write_config(model: Path, rows: Path, folder: Path, method: str, updates: int, batch: int = BATCH) -> Path:
+def write_config(
+    model: Path,
+    rows: Path,
+    folder: Path,
+    method: str,
+    updates: int,
+    batch: int = BATCH,
+    learning_rate: float = LEARNING_RATE,
+) -> Path:
     """Write trainwire's config: every token of the rows in the file's order, no clipping, no checkpoint between."""
     values = {
         "model": str(model), "data": str(rows / "train.jsonl"), "run_dir": str(folder / "run"), "method": method,
         "cache_dir": str(folder / "cache"), "train_on": "all", "shuffle": False, "seed": SEED, "batch_size": batch,
-        "max_steps": updates, "learning_rate": LEARNING_RATE, "schedule": "constant", "warmup_steps": 0,
+        "max_steps": updates, "learning_rate": learning_rate, "schedule": "constant", "warmup_steps": 0,
         "max_grad_norm": 0.0, "save_every": 0, "eval_every": 0,
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,10 +78,17 @@ def write_config(model: Path, rows: Path, folder: Path, method: str, updates: in
 
 
 def trainwire(
-    model: Path, rows: Path, folder: Path, method: str, updates: int, *words: str, batch: int = BATCH
+    model: Path,
+    rows: Path,
+    folder: Path,
+    method: str,
+    updates: int,
+    *words: str,
+    batch: int = BATCH,
+    learning_rate: float = LEARNING_RATE,
 ) -> Training:
     """Train with `trainwire run`; `words` are more of its options."""
-    config = write_config(model, rows, folder, method, updates, batch)
+    config = write_config(model, rows, folder, method, updates, batch, learning_rate)
     shutil.rmtree(folder / "run", ignore_errors=True)
     training = Training()
     worker = 0
@@ -130,6 +145,7 @@ def mlx_lm(
     blas: str,
     limit: float | None = None,
     batch: int = BATCH,
+    learning_rate: float = LEARNING_RATE,
 ) -> Training:
     """Train with `mlx_lm.lora`: the same rows, rank, scale and optimizer; `blas` is `stock` or a number of threads.
 
@@ -145,7 +161,7 @@ def mlx_lm(
         sys.executable, "-m", "benchmarks.peer", blas, "--model", str(model), "--data", str(rows), "--train",
         "--fine-tune-type", method, "--optimizer", "adamw", "--batch-size", str(batch), "--num-layers", "-1",
         "--iters", str(updates), "--steps-per-report", "1", "--save-every", str(10**6), "--learning-rate",
-        str(LEARNING_RATE), "--adapter-path", str(folder / "mlx_lm"), "-c", str(config),
+        str(learning_rate), "--adapter-path", str(folder / "mlx_lm"), "-c", str(config),
     ]  # fmt: skip
     training = Training(blas=blas)
 
