@@ -54,11 +54,11 @@ def figures(updates: list[list[Cut]], real: int) -> Figures:
     shapes = [cut.shape for cuts in updates for cut in cuts]
     computed, slots, cost = 0, 0, 0.0
     for shape in shapes:
-        rows, length = shape.attention or (shape.rows, shape.length)
+        groups = shape.groups or ((shape.rows, shape.length),)
         tokens = shape.rows * shape.length
-        computed, slots = computed + tokens, slots + rows * length
+        computed, slots = computed + tokens, slots + sum(rows * length for rows, length in groups)
         cost += costs.once + tokens * (1 - costs.position) + shape.positions * costs.position
-        cost += costs.attention(rows, length)
+        cost += sum(costs.attention(*group) for group in groups) + costs.group * (len(groups) - 1)
     met = len(set(shapes))
     return Figures(
         met, len(shapes) / len(updates), 1 - real / computed, slots / real, cost / real, (cost + met * costs.new) / real

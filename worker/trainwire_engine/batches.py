@@ -102,7 +102,7 @@ class MicroBatch:
     [rows * length] hidden states whose next token is trained, `targets` int32 [P] are those tokens, `weights`
     float32 [P] are 1, or 0 for padding. `rows` are dataset indices; `tokens` may have rows of padding after theirs.
     `real_tokens` are the inputs that are no padding. Packed rows are one flat row, `tokens` [1, T], with the indices
-    `spread` int32 [rows, length] and `back` int32 [T] of `segments.apart`.
+    `back` int32 [T] and `spread`, an int32 [rows, length] for each group of rows, of `segments.apart`.
     """
 
     tokens: np.ndarray
@@ -111,8 +111,8 @@ class MicroBatch:
     weights: np.ndarray
     rows: tuple[int, ...]
     real_tokens: int
-    spread: np.ndarray | None = None
     back: np.ndarray | None = None
+    spread: tuple[np.ndarray, ...] = ()
 
     @property
     def sources(self) -> np.ndarray:
@@ -125,7 +125,7 @@ class MicroBatch:
     @property
     def shape(self) -> tuple[int, ...]:
         """What a compiled step is traced for."""
-        return self.tokens.shape + self.positions.shape + (self.spread.shape if self.spread is not None else ())
+        return self.tokens.shape + self.positions.shape + sum((rows.shape for rows in self.spread), ())
 
 
 def plan(
@@ -228,24 +228,24 @@ def _pad(dataset: Any, examples: Sequence[tuple[int, int, np.ndarray]], shape: S
 
 
 def _pack(dataset: Any, examples: Sequence[tuple[int, int, np.ndarray]], shape: Shape) -> MicroBatch:
-    """Put examples behind each other into one flat row."""
-    assert shape.attention is not None
-    length = shape.attention[1]
-    tokens = np.zeros((1, shape.length), np.int32)
-    spread, back = np.full(shape.attention, -1, np.int32), np.full(shape.length, -1, np.int32)
+    """Put examples behind each other into one flat row; the longest go to the rows of the first group."""
+    spread = tuple(np.full(group, -1, np.int32) for group in shape.groups)
+    slots = [row for group in spread for row in group]
+    offsets = np.cumsum([0, *(len(row) for row in slots)])
+    tokens, back = np.zeros((1, shape.length), np.int32), np.full(shape.length, -1, np.int32)
     positions, targets = [], []
     start = 0
-    for index, (size, row, trained) in enumerate(examples):
+    for (size, row, trained), own, offset in zip(examples, slots, offsets):
         ids = dataset.tokens(row)
         tokens[0, start : start + size] = ids[:size]
-        spread[index, :size] = np.arange(start, start + size)
-        back[start : start + size] = index * length + np.arange(size)
+        own[:size] = np.arange(start, start + size)
+        back[start : start + size] = offset + np.arange(size)
         positions.append(start + trained - 1)
         targets.append(ids[trained])
         start += size
     rows = [row for _, row, _ in examples]
     batch = _micro_batch(tokens, np.concatenate(positions), np.concatenate(targets), rows, start, shape.positions)
-    return replace(batch, spread=spread, back=back)
+    return replace(batch, back=back, spread=spread)
 
 
 def _micro_batch(

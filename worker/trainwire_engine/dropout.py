@@ -11,11 +11,9 @@ def token_keys(batch: MicroBatch, seed: int, step: int) -> np.ndarray:
     """Random keys, uint32 of the shape of `tokens` and 2: the same for a row's token in whatever micro-batch it is."""
     keys = np.zeros((*batch.tokens.shape, 2), np.uint32)
     flat, length = keys.reshape(-1, 2), batch.tokens.shape[1]
+    slots = [places for group in batch.spread for places in group]
     for index, row in enumerate(batch.rows):
-        if batch.spread is None:
-            at = np.arange(index * length, (index + 1) * length)
-        else:
-            at = batch.spread[index][batch.spread[index] >= 0]
+        at = slots[index][slots[index] >= 0] if slots else np.arange(index * length, (index + 1) * length)
         own = mix(seed, step, row)
         flat[at, 0] = own >> 32
         flat[at, 1] = np.uint32(own & 0xFFFFFFFF) + np.arange(len(at), dtype=np.uint32)

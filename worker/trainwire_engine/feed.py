@@ -63,9 +63,17 @@ class Feed:
 
 
 def shapes_of_run(
-    dataset: Any, order: Order, config: Any, updates: int, ranks: int = 1, device: Shapes | None = None
+    dataset: Any,
+    order: Order,
+    config: Any,
+    updates: int,
+    ranks: int = 1,
+    groups: int | None = None,
+    device: Shapes | None = None,
 ) -> Shapes | Palette:
     """Decide about the shapes of a run of so many updates in all: chosen for its rows where passes are recorded.
+
+    `groups` bounds those that the attention of packed rows works in, if the device's costs are not to.
 
     They follow from the whole run, so they are the same on every rank and after a resume.
     """
@@ -84,5 +92,7 @@ def shapes_of_run(
         sample += [piece for part in parts for piece in sizes(dataset, part).pieces(_SAMPLE_PIECE)]
     left_out = -(-sum(map(len, sample)) // (2 * _SAMPLE_ROWS))
     times = updates / len(looked_at) / ranks * len(sample) / len(sample[::left_out])
-    longest = Rows(np.array([dataset.lengths.max() - 1]), np.array([dataset.trained.max()]))
-    return choose(device.form(tokens, packing=config.packing), sample[::left_out], longest, times, device)
+    inputs = np.maximum(1, np.asarray(dataset.lengths, np.int64) - 1)
+    longest = Rows(inputs.max(keepdims=True), np.max(dataset.trained, keepdims=True).astype(np.int64))
+    form = device.form(tokens, inputs, groups, packing=config.packing)
+    return choose(form, sample[::left_out], longest, times, device)

@@ -19,13 +19,14 @@ from trainwire_engine.cuts import Cuts
 class Shape(NamedTuple):
     """What a step is traced for: tokens [rows, length] and how many of them are trained.
 
-    Of a packed micro-batch `rows` is 1, and `attention` is the rows × length that its examples are spread to.
+    Of a packed micro-batch `rows` is 1, and `groups` are the rows × length that its examples are spread to for
+    attention, the longest first.
     """
 
     rows: int
     length: int
     positions: int
-    attention: tuple[int, int] | None = None
+    groups: tuple[tuple[int, int], ...] = ()
 
 
 class Cut(NamedTuple):
@@ -42,7 +43,8 @@ class Costs:
 
     A trained position's head is `position` of it. A slot of attention takes `slot` and `growth` for each token of the
     length; a pass `once`, whatever its size; a shape `new` when it is met first. `most` shapes are kept at most.
-    Lengths that attention is padded to are multiples of `tile`.
+    Lengths that attention is padded to are multiples of `tile`. It may work in up to `groups` groups of rows of one
+    length; each after the first takes `group`.
     """
 
     once: int
@@ -52,6 +54,8 @@ class Costs:
     new: int
     most: int
     tile: int
+    group: int
+    groups: int
 
     def attention(self, rows: Any, lengths: Any) -> Any:
         """The cost of attention over so many rows."""
@@ -146,7 +150,7 @@ class Apart(Form):
         count, lengths, positions = np.moveaxis(shapes, -1, 0)
         costs = self.costs
         tokens = count * lengths * (1 - costs.position) + positions * costs.position
-        return _whole(costs.once + tokens + costs.attention(count, lengths))
+        return whole(costs.once + tokens + costs.attention(count, lengths))
 
     def fits(self, shapes: np.ndarray) -> np.ndarray:
         return (shapes[..., 0] * shapes[..., 1] <= self.budget) | (shapes[..., 0] == 1)
@@ -155,44 +159,11 @@ class Apart(Form):
         count, lengths, positions = shapes.T[:, :, None]
         by_count = np.arange(len(rows) + 1) - count
         by_length = np.searchsorted(-rows.sizes, -lengths)
-        return np.maximum(np.maximum(by_count, by_length), _first_within(rows.trained_before, positions))
+        return np.maximum(np.maximum(by_count, by_length), first_within(rows.trained_before, positions))
 
     def shape(self, numbers: np.ndarray) -> Shape:
         count, length, positions = map(int, numbers)
         return Shape(count, length, positions)
-
-
-class Packed(Form):
-    """Examples behind each other. The numbers of a shape: tokens, trained positions, rows and length of attention."""
-
-    def needs(self, rows: Rows, starts: np.ndarray, end: int) -> np.ndarray:
-        tokens, trained = rows.tokens_before, rows.trained_before
-        sums = tokens[end] - tokens[starts], trained[end] - trained[starts]
-        return np.stack([*sums, end - starts, rows.sizes[starts]], axis=1)
-
-    def rounded(self, needs: np.ndarray) -> np.ndarray:
-        tokens, positions, count, lengths = needs.T
-        within = np.maximum(tokens, np.minimum(up(tokens, 128), self.budget))
-        return np.stack([within, up(positions, 64), count, up(lengths, self.costs.tile)], axis=1)
-
-    def cost(self, shapes: Any) -> Any:
-        tokens, positions, count, lengths = np.moveaxis(shapes, -1, 0)
-        costs = self.costs
-        once = costs.once + tokens * (1 - costs.position) + positions * costs.position
-        return _whole(once + costs.attention(count, lengths))
-
-    def fits(self, shapes: np.ndarray) -> np.ndarray:
-        return (shapes[..., 0] <= self.budget) | (shapes[..., 2] == 1)
-
-    def firsts(self, shapes: np.ndarray, rows: Rows) -> np.ndarray:
-        tokens, positions, count, lengths = shapes.T[:, :, None]
-        by_sums = np.maximum(_first_within(rows.tokens_before, tokens), _first_within(rows.trained_before, positions))
-        by_length = np.searchsorted(-rows.sizes, -lengths)
-        return np.maximum(np.maximum(np.arange(len(rows) + 1) - count, by_length), by_sums)
-
-    def shape(self, numbers: np.ndarray) -> Shape:
-        tokens, positions, count, length = map(int, numbers)
-        return Shape(1, tokens, positions, (count, length))
 
 
 def up(values: Any, step: int) -> Any:
@@ -200,11 +171,11 @@ def up(values: Any, step: int) -> Any:
     return -(-values // step) * step
 
 
-def _first_within(before: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """For each end the first start from which a sum is at most so much."""
+def first_within(before: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """Give for each end the first start from which a sum is at most so much."""
     return np.searchsorted(before, before - most)
 
 
-def _whole(costs: Any) -> Any:
-    # Whole numbers have the same sums on every machine.
+def whole(costs: Any) -> Any:
+    """Round costs: whole numbers have the same sums on every machine."""
     return np.rint(costs).astype(np.int64)

@@ -13,6 +13,8 @@ from trainwire_engine.shapes import Shapes
 
 _NEVER = 2**45
 """A cost that no run has."""
+_BUCKETS = 200
+"""Shapes that are put together, two at a time: the work grows with the second power."""
 _LOOKED_AT = 32
 """Shapes of which needless ones are left out: the work grows with the third power."""
 
@@ -82,16 +84,17 @@ def _starts(form: Form, shapes: np.ndarray, rows: Rows) -> Any:
 
 
 def _buckets(form: Form, spans: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Shapes for spans, those that are alike in one, and how many spans each holds; some hundred at most."""
+    """Shapes for spans, those that are alike in one, and how many spans each holds; 200 at most."""
     below = 1 << np.maximum(np.frexp(np.maximum(spans - 1, 1))[1] - 1, 0).astype(np.int64)
-    parts = 16
-    while True:
+    for parts in (16, 8, 4, 2, 1):
         alike = -(-spans // np.maximum(1, below // parts)), below
-        _, which = np.unique(np.concatenate(alike, axis=1), axis=0, return_inverse=True)
-        which = which.reshape(-1)
-        if which.max() < 200 or parts == 1:
+        which = np.unique(np.concatenate(alike, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+        if which.max() < _BUCKETS:
             break
-        parts //= 2
+    else:
+        # Those of like cost, and with as many numbers that are not 0.
+        order = np.lexsort((form.cost(form.rounded(spans)), (spans > 0).sum(axis=1)))
+        which[order] = np.arange(len(order)) * _BUCKETS // len(order)
     shapes = np.zeros((which.max() + 1, spans.shape[1]), np.int64)
     np.maximum.at(shapes, which, spans)
     return form.rounded(shapes), np.bincount(which, counts).astype(np.int64)

@@ -34,6 +34,7 @@ from trainwire_engine.resume import Past, model_mark, open_past
 from trainwire_engine.save_lock import SAVE_LOCK_NAME, SaveLock
 from trainwire_engine.saving import Saves
 from trainwire_engine.schedule import Course, total_steps, warmup_steps
+from trainwire_engine.segments import most_groups
 from trainwire_engine.shapes import Shapes
 from trainwire_engine.snapshot import Contents
 from trainwire_engine.state import FORMAT, DataMark, ModelMark, Saved, Stopwatch, TrainState
@@ -97,7 +98,8 @@ def prepare(begin: Begin, channel: EngineChannel | Mute, reports: Reports, ranks
     if past is not None:
         past.restore(model, step)
     agree(ranks, course, mark, train, valid)
-    shapes = shapes_of_run(train, order, config, state.horizon, ranks.size)
+    groups = most_groups(model.module) if config.packing else None
+    shapes = shapes_of_run(train, order, config, state.horizon, ranks.size, groups)
     introduce(begin, course, model, train, valid, order, shapes, notices, computing, past, reports, ranks)
     passport = Saved(
         format=FORMAT,

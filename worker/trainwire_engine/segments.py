@@ -5,19 +5,25 @@ them the flat row [1, heads, T, width] is spread to [rows, heads, length, width]
 attention gives is put back. So attention sees what it sees without packing, its causal kernel and the windows of
 sliding attention included, and nothing else computes padding. `install` puts this into architectures of which a test
 proves it; others are refused.
+
+The rows may be several groups, each with a length of its own, so that short examples are not padded to long ones.
+Rotary positions then leave the row flat, and attention works on one group after another.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from trainwire_engine.cuda import kernels, rotary
+from trainwire_engine.cuda import kernels, moving, rotary
 from trainwire_engine.taking import taken
 from trainwire_protocol.errors import Unsupported
 
@@ -52,20 +58,51 @@ PROVED = (
 """Modules of mlx-lm, which serve one or more model types, whose loss and gradients are proved to be those of unpacked
 rows."""
 
-_active: tuple[mx.array, mx.array] | None = None
+_MOST = 4
+"""Groups that the kernel which puts rows back can read."""
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """The indices of `apart`, and what follows from them: the slots of all groups behind each other."""
+
+    back: mx.array
+    spread: tuple[mx.array, ...]
+    slots: mx.array
+
+    @cached_property
+    def places(self) -> mx.array:
+        """int32 [T]: the place of each token in its example."""
+        places, start = mx.zeros_like(self.back), 0
+        for rows in self.spread:
+            places = mx.where(self.back < start, places, (self.back - start) % rows.shape[1])
+            start += rows.size
+        return places
+
+
+_active: _Apart | None = None
 
 
 @contextmanager
-def apart(spread: mx.array | None = None, back: mx.array | None = None) -> Iterator[None]:
-    """Keep examples apart inside the block: `spread` [rows, length] is the place of each slot in the flat row, `back`
-    [T] the slot of each of its places, -1 where there is none. Must hold until gradients are traced too."""
+def apart(back: mx.array | None = None, *spread: mx.array) -> Iterator[None]:
+    """Keep examples apart inside the block: `spread`, a [rows, length] for each group, is the place of each slot in the
+    flat row, `back` [T] the slot of each of its places, counted over all groups, -1 where there is none. Must hold
+    until gradients are traced too."""
     global _active
     before = _active
-    _active = None if spread is None or back is None else (spread, back)
+    slots = mx.concatenate([rows.reshape(-1) for rows in spread]) if spread else None
+    _active = None if back is None or slots is None else _Apart(back, spread, slots)
     try:
         yield
     finally:
         _active = before
+
+
+def most_groups(module: nn.Module) -> int:
+    """Tell how many groups pay for a model: more than one where rotary positions can leave the row flat by a kernel."""
+    ropes = [layer.get("rope") for _, layer in module.named_modules()]
+    flat = all(rotary.turns(rope) and not rope.traditional for rope in ropes if isinstance(rope, nn.Module))
+    return _MOST if flat else 1
 
 
 def install(module: nn.Module, model_type: object) -> None:
@@ -91,18 +128,32 @@ def install(module: nn.Module, model_type: object) -> None:
 
 def _spreading(base: type) -> type:
     def call(self: nn.Module, x: mx.array, *args: Any, **kwargs: Any) -> Any:
-        by = rotary.rotation(self, x, *args, **kwargs) if _active is not None else None
-        if by is not None and _active is not None:
-            return rotary.spread(by, x, *_active)
-        return base.__call__(self, _spread(x), *args, **kwargs)
+        if _active is None:
+            return base.__call__(self, x, *args, **kwargs)
+        by = rotary.rotation(self, x, *args, **kwargs)
+        if len(_active.spread) == 1:
+            if by is not None:
+                return rotary.spread(by, x, _active.spread[0], _active.back)
+            return base.__call__(self, _spread(x), *args, **kwargs)
+        if by is not None:
+            return rotary.placed(by, x, _active.places)
+        return _joined([base.__call__(self, rows, *args, **kwargs) for rows in _groups(x)])
 
     return type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__, "spreads": True})
 
 
+class _ByGroup(tuple[Any, ...]):
+    """Masks, one for each group."""
+
+
 def _masking(original: Callable[..., Any]) -> Callable[..., Any]:
     def mask(h: mx.array, *args: Any, **kwargs: Any) -> Any:
+        if _active is None:
+            return original(h, *args, **kwargs)
         # A mask depends on the length alone: the one of an example, [rows, length], not of the flat row.
-        return original(h if _active is None else _active[0], *args, **kwargs)
+        masks = _ByGroup(original(rows, *args, **kwargs) for rows in _active.spread)
+        same = all(mask is None or isinstance(mask, str) for mask in masks) and len(set(masks)) == 1
+        return masks[0] if same or len(masks) == 1 else masks
 
     return mask
 
@@ -111,12 +162,22 @@ def _putting_back(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attention(queries: mx.array, keys: mx.array, values: mx.array, *args: Any, **kwargs: Any) -> mx.array:
         if _active is None:
             return original(queries, keys, values, *args, **kwargs)
+        if len(_active.spread) > 1:
+            parts = zip(*map(_groups, (queries, keys, values)))
+            return _joined([original(*part, *_of(n, args), **_of(n, kwargs)) for n, part in enumerate(parts)])
         # Queries and keys are flat still in blocks without rotary positions.
-        flat = (1, _active[1].size)
+        flat = (1, _active.back.size)
         spread = (_spread(x) if (x.shape[0], x.shape[2]) == flat else x for x in (queries, keys, values))
         return _put_back(original(*spread, *args, **kwargs))
 
     return attention
+
+
+def _of(group: int, values: Any) -> Any:
+    """Arguments for one group."""
+    if isinstance(values, dict):
+        return {name: value[group] if isinstance(value, _ByGroup) else value for name, value in values.items()}
+    return [value[group] if isinstance(value, _ByGroup) else value for value in values]
 
 
 _REPLACED: dict[str, Callable[[Any], Any]] = {
@@ -126,10 +187,9 @@ _REPLACED: dict[str, Callable[[Any], Any]] = {
 
 
 def _spread(x: mx.array) -> mx.array:
-    """[1, heads, T, width] to [rows, heads, length, width]."""
-    if _active is None:
-        return x
-    spread, back = _active
+    """[1, heads, T, width] to the only group's [rows, heads, length, width]."""
+    assert _active is not None
+    (spread,), back = _active.spread, _active.back
     if kernels.ready(x):
         return _moved(x, _to_rows, _to_flat, spread, back)
     rows = taken(x[0], spread.reshape(-1), back)
@@ -139,11 +199,31 @@ def _spread(x: mx.array) -> mx.array:
 def _put_back(x: mx.array) -> mx.array:
     """[rows, heads, length, width] to [1, heads, T, width]."""
     assert _active is not None
-    spread, back = _active
+    (spread,), back = _active.spread, _active.back
     if kernels.ready(x):
         return _moved(x, _to_flat, _to_rows, spread, back)
     rows, heads, length, width = x.shape
     return taken(x.swapaxes(0, 1).reshape(heads, rows * length, width), back, spread.reshape(-1))[None]
+
+
+def _groups(x: mx.array) -> Sequence[mx.array]:
+    """[1, heads, T, width] to a [rows, heads, length, width] for each group."""
+    assert _active is not None
+    slots, back, shapes = _active.slots, _active.back, [rows.shape for rows in _active.spread]
+    if kernels.ready(x):
+        return moving.dealt(x, slots, back, shapes)
+    ends = list(accumulate(rows.size for rows in _active.spread))[:-1]
+    parts = mx.split(taken(x[0], slots, back), ends, axis=1)
+    return [part.reshape(x.shape[1], *shape, x.shape[3]).swapaxes(0, 1) for part, shape in zip(parts, shapes)]
+
+
+def _joined(parts: Sequence[mx.array]) -> mx.array:
+    """The groups' [rows, heads, length, width] to [1, heads, T, width]."""
+    assert _active is not None
+    if kernels.ready(*parts):
+        return moving.joined(parts, _active.slots, _active.back)
+    flat = [part.swapaxes(0, 1).reshape(part.shape[1], -1, part.shape[3]) for part in parts]
+    return taken(mx.concatenate(flat, axis=1), _active.back, _active.slots)[None]
 
 
 _Move = Callable[[mx.array, mx.array, mx.array], mx.array]

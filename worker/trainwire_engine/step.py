@@ -269,13 +269,13 @@ def compiled(function: Callable[..., Any], *, fused: bool = False) -> Callable[.
 
 
 def device_arrays(batch: MicroBatch) -> tuple[mx.array, ...]:
-    """Hand a micro-batch to MLX: tokens, positions, targets, weights, sources, and of a packed one spread and back."""
+    """Hand a micro-batch to MLX: tokens, positions, targets, weights, sources, and of a packed one back and spread."""
     return tuple(mx.array(array) for array in host_arrays(batch))
 
 
 def host_arrays(batch: MicroBatch) -> tuple[np.ndarray, ...]:
     """The arrays of a micro-batch as `device_arrays` hands them over, each number four bytes."""
-    arrays = (batch.tokens, batch.positions, batch.targets, batch.weights, batch.sources, batch.spread, batch.back)
+    arrays = (batch.tokens, batch.positions, batch.targets, batch.weights, batch.sources, batch.back, *batch.spread)
     return tuple(array for array in arrays if array is not None)
 
 

@@ -9,7 +9,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from trainwire_engine.cuda import install, kernels, norms, rotary, tensors, tracing
+from trainwire_engine.cuda import install, kernels, moving, norms, rotary, tensors, tracing
 from trainwire_engine.taking import taken
 
 pytestmark = pytest.mark.skipif(
@@ -163,6 +163,89 @@ def test_rotated_tokens_go_to_their_rows(heads: int) -> None:
     (wanted,), (theirs,) = mx.vjp(lambda x: turned(spread(x), how), [x], [upstream])
     close(got, exact(wanted), 2e-6)
     close(gradient, exact(theirs), 2e-6)
+
+
+@pytest.mark.parametrize(("dtype", "relative"), [(mx.float32, 2e-6), (mx.bfloat16, 8e-3)])
+@pytest.mark.parametrize(("how", "width"), [(ROPES[0], 64), (ROPES[2], 8)])
+@pytest.mark.parametrize("heads", [1, 5])
+def test_tokens_are_turned_where_they_are_by_places_given(
+    dtype: Any, relative: float, how: dict[str, Any], width: int, heads: int
+) -> None:
+    if width * dtype.size % 32:
+        pytest.skip("less than the kernel takes at a time")
+    x, upstream = draw(1, 1, 7, heads, width, dtype=dtype), draw(2, 1, heads, 7, width, dtype=dtype)
+    places = [0, 1, 2, 3, 0, 1, 0]
+
+    def apart(x: mx.array) -> mx.array:
+        examples = (x.swapaxes(1, 2)[:, :, start:end] for start, end in ((0, 4), (4, 6), (6, 7)))
+        return mx.concatenate([turned(example, how) for example in examples], axis=2)
+
+    ours = lambda x: rotary.placed(by(how), x.swapaxes(1, 2), mx.array(places, mx.int32))  # noqa: E731
+    (got,), (gradient,) = mx.vjp(ours, [x], [upstream])
+    (wanted,), (theirs,) = mx.vjp(apart, [x], [upstream])
+    close(got, exact(wanted), relative)
+    close(gradient, exact(theirs), relative)
+
+
+@pytest.mark.parametrize("width", [8, 6])
+@pytest.mark.parametrize("rows", [[3, 2], [2, 3, 1], [1, 2, 3, 4], [3]])
+def test_rows_of_up_to_four_sources_are_joined(width: int, rows: list[int]) -> None:
+    sources = [draw(number, count, width, dtype=mx.bfloat16) for number, count in enumerate(rows)]
+    index = [sum(rows) - 1, -1, *range(sum(rows)), 0]
+    ended = np.concatenate([*(exact(source) for source in sources), np.zeros((1, width))])
+    assert np.array_equal(exact(kernels.join(sources, mx.array(index, mx.int32))), ended[index])
+
+
+@pytest.mark.parametrize("shapes", [[(1, 6), (2, 3)], [(1, 8), (1, 6), (1, 5), (3, 2)]])
+def test_a_flat_row_goes_to_groups_of_rows_and_back(shapes: list[tuple[int, int]]) -> None:
+    heads, width, sizes = 3, 16, [5, 3, 2]
+    spread, back, token = [], np.full(sum(sizes) + 2, -1, np.int32), 0
+    lines = [length for rows, length in shapes for _ in range(rows)]
+    for number, length in enumerate(lines):
+        size = sizes[number] if number < len(sizes) else 0
+        spread.append([token + at if at < size else -1 for at in range(length)])
+        back[token : token + size] = sum(lines[:number]) + np.arange(size)
+        token += size
+    slots = mx.array(sum(spread, []), mx.int32)
+    x = draw(1, 1, back.size, heads, width, dtype=mx.bfloat16).swapaxes(1, 2)
+    above = [draw(9 + n, rows, heads, length, width, dtype=mx.bfloat16) for n, (rows, length) in enumerate(shapes)]
+    deal = lambda x: moving.dealt(x, slots, mx.array(back), shapes)  # noqa: E731
+    parts, (gradient,) = mx.vjp(deal, [x], above)
+    ended = np.concatenate([exact(x)[0].swapaxes(0, 1), np.zeros((1, heads, width))])
+    start = 0
+    for part, (rows, length) in zip(parts, shapes):
+        taken = ended[np.array(slots)[start : start + rows * length]].reshape(rows, length, heads, width)
+        assert np.array_equal(exact(part), taken.swapaxes(1, 2))
+        start += rows * length
+    flat = [exact(part).swapaxes(1, 2).reshape(-1, heads, width) for part in above]
+    expected = np.concatenate([*flat, np.zeros((1, heads, width))])[back]
+    assert np.array_equal(exact(gradient)[0].swapaxes(0, 1), expected)
+    join = lambda *parts: moving.joined(parts, slots, mx.array(back))  # noqa: E731
+    (row,), gradients = mx.vjp(join, above, [x])
+    assert np.array_equal(exact(row)[0].swapaxes(0, 1), expected)
+    assert all(np.array_equal(exact(ours), exact(part)) for ours, part in zip(gradients, parts))
+
+
+@pytest.mark.parametrize("shapes", [[(2, 256), (4, 128)]])
+def test_attention_over_views_of_groups_is_that_over_copies_of_them(shapes: list[tuple[int, int]]) -> None:
+    heads, width = 4, 64
+    slots = mx.arange(sum(rows * length for rows, length in shapes), dtype=mx.int32)
+    x = draw(1, 1, slots.size, heads, width, dtype=mx.bfloat16).swapaxes(1, 2)
+    upstream = draw(2, 1, heads, slots.size, width, dtype=mx.bfloat16)
+
+    def attention(x: mx.array, copied: bool) -> mx.array:
+        parts = moving.dealt(x, slots, slots, shapes)
+        if copied:
+            parts = [mx.contiguous(part) for part in parts]
+        scaled = [
+            mx.fast.scaled_dot_product_attention(part, part, part, scale=width**-0.5, mask="causal") for part in parts
+        ]
+        return moving.joined(scaled, slots, slots)
+
+    (got,), (gradient,) = mx.vjp(lambda x: attention(x, False), [x], [upstream])
+    (wanted,), (theirs,) = mx.vjp(lambda x: attention(x, True), [x], [upstream])
+    close(got, exact(wanted), 4e-3)
+    close(gradient, exact(theirs), 2e-2)
 
 
 @pytest.mark.parametrize(("dtype", "relative"), TYPES)

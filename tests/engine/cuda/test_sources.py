@@ -19,7 +19,7 @@ def test_without_a_card_nothing_is_ready_and_everything_works_as_before() -> Non
 
 
 @pytest.mark.parametrize("dtype", compiler.DTYPES, ids=str)
-@pytest.mark.parametrize("file", ["swiglu", "loss", "take", "rotate", "norm"])
+@pytest.mark.parametrize("file", ["swiglu", "loss", "take", "join", "rotate", "norm"])
 def test_every_source_compiles_for_every_type(file: str, dtype: mx.Dtype) -> None:
     constants = norms.constants_of(128, dtype) if file == "norm" else {}
     try:

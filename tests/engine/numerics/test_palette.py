@@ -38,9 +38,10 @@ def cost(batches: list[MicroBatch]) -> float:
     """The time of micro-batches, in tokens."""
     total = 0.0
     for batch in batches:
-        rows, length = batch.spread.shape if batch.spread is not None else batch.tokens.shape
+        groups = [rows.shape for rows in batch.spread] or [batch.tokens.shape]
         tokens = batch.tokens.size * (1 - COSTS.position) + batch.positions.size * COSTS.position
-        total += COSTS.once + tokens + COSTS.attention(rows, length)
+        attention = sum(COSTS.attention(*group) for group in groups) + COSTS.group * (len(groups) - 1)
+        total += COSTS.once + tokens + attention
     return total
 
 
@@ -96,7 +97,7 @@ def test_a_short_run_gets_fewer_shapes_than_a_long_one() -> None:
 def test_every_micro_batch_of_a_run_has_one_of_its_shapes(packing: bool, ranks: int) -> None:
     dataset, config, updates = ChatRows(3000), run_of(8, packing=packing), 1000
     order = Order(3000, 8, seed=4)
-    palette = shapes_of_run(dataset, order, config, updates, ranks, CUDA)
+    palette = shapes_of_run(dataset, order, config, updates, ranks, device=CUDA)
     assert isinstance(palette, Palette)
     known = {palette.form.shape(vector) for vector in palette.vectors}
     assert len(known) <= COSTS.most
@@ -158,7 +159,7 @@ def costs_of(form: Form, shapes: np.ndarray, rows: Rows) -> int:
 def test_chosen_shapes_hold_all_rows_under_the_budget_and_none_is_needless(
     updates: list[list[tuple[int, int]]], packing: bool, budget: int, times: int
 ) -> None:
-    form = CUDA.form(budget, packing=packing)
+    form = CUDA.form(budget, np.arange(1, 121), packing=packing)
     rows = [as_rows(pairs) for pairs in updates]
     longest = as_rows([(max(r.sizes.max() for r in rows), max(r.trained.max() for r in rows))])
     shapes = choose(form, rows, longest, times, CUDA).vectors
@@ -182,11 +183,12 @@ def test_chosen_shapes_hold_all_rows_under_the_budget_and_none_is_needless(
 
 
 @settings(max_examples=30, deadline=None)
-@given(pairs=UPDATES, packing=st.booleans(), drawn=st.randoms(use_true_random=False))
+@given(pairs=UPDATES, packing=st.booleans(), tile=st.sampled_from([4, 128]), drawn=st.randoms(use_true_random=False))
 def test_rows_are_cut_into_shapes_at_the_least_cost(
-    pairs: list[list[tuple[int, int]]], packing: bool, drawn: np.random.Generator
+    pairs: list[list[tuple[int, int]]], packing: bool, tile: int, drawn: np.random.Generator
 ) -> None:
-    form = CUDA.form(300, packing=packing)
+    tiled = replace(CUDA, costs=replace(COSTS, tile=tile, slot=1.0))
+    form = tiled.form(300, np.arange(1, 121), packing=packing)
     rows = as_rows(pairs[0])
     spans = [form.needs(as_rows(p), np.array([drawn.randrange(len(p))]), len(p)) for p in pairs]  # type: ignore[attr-defined]
     shapes = form.rounded(np.concatenate(spans))
@@ -211,7 +213,7 @@ def test_the_dearest_share_costs_little_more_than_its_part_of_the_whole(
     batch_size: int, count: int, faster: float
 ) -> None:
     dataset, order, config = ChatRows(2000), Order(2000, batch_size, seed=0), run_of(batch_size, packing=False)
-    shapes = shapes_of_run(dataset, order, config, 100_000, count, CUDA)
+    shapes = shapes_of_run(dataset, order, config, 100_000, count, device=CUDA)
     updates = [order.rows(0, update) for update in range(512 // batch_size)]
     whole = sum(cost(plan(dataset, rows, BUDGET, shapes)) for rows in updates)
     shares = [share(dataset, rows, count, BUDGET, CUDA) for rows in updates]

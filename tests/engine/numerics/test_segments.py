@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import numpy as np
 import pytest
 from tiny import FAMILIES, RandomRows
 
+from trainwire_engine import segments
 from trainwire_engine.batches import Order, plan
+from trainwire_engine.cuda import kernels
 from trainwire_engine.feed import shapes_of_run
 from trainwire_engine.model import load_model
 from trainwire_engine.optimizer import Optimizer
-from trainwire_engine.segments import PROVED
-from trainwire_engine.shapes import CPU, CUDA
+from trainwire_engine.palette import Palette
+from trainwire_engine.segments import PROVED, apart
+from trainwire_engine.shapes import CPU, CUDA, Shapes
 from trainwire_engine.step import EvaluateSums, UpdateStep
 from trainwire_protocol.config import Config
 from trainwire_protocol.errors import Unsupported
@@ -35,6 +39,16 @@ CASES = [
 ]
 
 
+def in_groups(budget: int) -> Palette:
+    """Shapes for the rows whose attention works in several groups."""
+    assert CUDA.costs is not None
+    run = Config(model="m", data="x", batch_size=8, micro_batch_tokens=budget, packing=True)
+    close = replace(CUDA, costs=replace(CUDA.costs, tile=8, group=0, slot=10.0))
+    palette = shapes_of_run(ROWS, Order(16, 8, seed=0, shuffle=False), run, 10**6, device=close)
+    assert isinstance(palette, Palette)
+    return palette
+
+
 @pytest.mark.parametrize(("family", "method", "checkpointing"), CASES)
 def test_packed_rows_train_as_rows_apart(
     family: str, method: str, checkpointing: bool, config: Callable[..., Config], tiny: Callable[..., Path]
@@ -43,9 +57,9 @@ def test_packed_rows_train_as_rows_apart(
     family, more = special.get(family, (family, {}))
     keys = {"model": tiny(family, **more), "method": method, "gradient_checkpointing": bool(checkpointing)}
     found = []
-    run = Config(model="m", data="x", batch_size=8, micro_batch_tokens=128, packing=True)
-    chosen = shapes_of_run(ROWS, Order(16, 8, seed=0), run, 10**4, device=CUDA)
-    ways = [(False, 4096, CPU), (True, 128, CPU), (True, 128, chosen), (True, 4096, CPU), (True, 4096, CUDA)]
+    grouped = in_groups(128)
+    assert all(len(batch.spread) > 1 for batch in plan(ROWS, range(8), 128, grouped, packing=True))
+    ways = [(False, 4096, CPU), (True, 128, CPU), (True, 128, grouped), (True, 4096, CPU), (True, 4096, CUDA)]
     for packing, budget, policy in ways if family in ("qwen3", "llama") else ways[:3]:
         settings = config(**keys, packing=packing, optimizer="sgd")
         model = load_model(settings)
@@ -68,14 +82,71 @@ def test_a_packed_row_has_only_the_padding_of_its_end() -> None:
     batches = plan(ROWS, range(16), 256, CPU, packing=True)
     assert all(batch.tokens.shape[0] == 1 for batch in batches)
     assert all(batch.tokens.size - batch.real_tokens < 64 for batch in batches)
+
+
+@pytest.mark.parametrize("policy", [CPU, CUDA, in_groups(256)])
+def test_every_token_of_a_packed_row_has_its_place_in_attention(policy: Shapes | Palette) -> None:
+    batches = plan(ROWS, range(16), 256, policy, packing=True)
+    assert len({len(batch.spread) for batch in batches} - {1}) == isinstance(policy, Palette)
     for batch in batches:
-        assert batch.spread is not None
         assert batch.back is not None
         at = np.flatnonzero(batch.back >= 0)
-        assert (batch.spread.reshape(-1)[batch.back[at]] == at).all()
-        for index, row in enumerate(batch.rows):
-            places = batch.spread[index][batch.spread[index] >= 0]
+        assert (np.concatenate([group.reshape(-1) for group in batch.spread])[batch.back[at]] == at).all()
+        lines = [line for group in batch.spread for line in group]
+        assert len(lines) >= len(batch.rows)
+        for line, row in zip(lines, batch.rows):
+            places = line[line >= 0]
+            assert (line[: len(places)] == places).all()
             assert batch.tokens[0, places].tolist() == ROWS.tokens(row)[: len(places)].tolist()
+        assert all((line < 0).all() for line in lines[len(batch.rows) :])
+
+
+def test_masks_are_made_for_the_length_of_each_group() -> None:
+    lengths: list[int] = []
+
+    class Home:
+        @staticmethod
+        def create_attention_mask(h: mx.array, window: int) -> mx.array | str:
+            lengths.append(h.shape[1])
+            return "causal" if h.shape[1] <= window else mx.zeros((h.shape[1],) * 2)
+
+    mask = segments._masking(Home.create_attention_mask)
+    spread = [mx.zeros((2, length), mx.int32) for length in (12, 8, 4)]
+    with apart(mx.zeros(48, mx.int32), *spread):
+        found = mask(mx.zeros((1, 40)), window=8)
+        assert mask(mx.zeros((1, 40)), window=16) == "causal"
+    assert lengths[:3] == [12, 8, 4]
+    assert [found[0].shape, *found[1:]] == [(12, 12), "causal", "causal"]
+    assert [segments._of(group, [found, 3])[0] is found[group] for group in range(3)] == [True] * 3
+
+
+def test_on_a_card_rows_are_dealt_out_and_joined_by_one_kernel_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = max(plan(ROWS, range(16), 256, in_groups(256), packing=True), key=lambda batch: len(batch.spread))
+    spread, back = [mx.array(group) for group in batch.spread], mx.array(batch.back)
+    x = mx.array(np.random.default_rng(0).normal(size=(1, 3, back.size, 5)).astype(np.float32))
+    upstream = mx.array(np.random.default_rng(1).normal(size=x.shape).astype(np.float32))
+
+    def attention(x: mx.array) -> mx.array:
+        with apart(back, *spread):
+            return segments._joined([part * (2 + n) for n, part in enumerate(segments._groups(x))])
+
+    wanted = mx.vjp(attention, [x], [upstream])
+    calls: list[str] = []
+
+    def take(x: mx.array, index: mx.array) -> mx.array:
+        calls.append("take")
+        return mx.concatenate([x, mx.zeros((1, x.shape[1]))])[mx.where(index < 0, x.shape[0], index)].reshape(-1)
+
+    def join(sources: list[mx.array], index: mx.array) -> mx.array:
+        calls.append("join")
+        return mx.concatenate([*sources, mx.zeros((1, sources[0].shape[1]))])[index]
+
+    monkeypatch.setattr(kernels, "ready", lambda *_: True)
+    monkeypatch.setattr(kernels, "take", take)
+    monkeypatch.setattr(kernels, "join", join)
+    for ours, theirs in zip(mx.vjp(attention, [x], [upstream]), wanted):
+        np.testing.assert_allclose(np.array(ours[0]), np.array(theirs[0]), rtol=1e-6)
+    assert sorted(calls) == ["join", "join", "take", "take"]
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(PROVED)))
@@ -92,7 +163,7 @@ def test_no_example_sees_another(config: Callable[..., Config], tiny: Callable[.
     sums = EvaluateSums(model)
     (both,) = plan(ROWS, [0, 1], 4096, CPU, packing=True)
     changed = both.tokens.copy()
-    other = both.spread[0][both.spread[0] >= 0]  # type: ignore[index]
+    other = both.spread[0][0][both.spread[0][0] >= 0]
     changed[0, other] = (changed[0, other] + 7) % 500
     last = both.weights * (both.positions > other.max())
     kept = type(both)(**{**vars(both), "weights": last.astype(np.float32)})

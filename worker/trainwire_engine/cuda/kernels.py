@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from importlib import resources
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -101,6 +102,18 @@ def take(x: mx.array, index: mx.array, heads: int = 1, *, length_from: int = 0, 
         threads=256,
     )
     return taken
+
+
+def join(sources: list[mx.array], index: mx.array) -> mx.array:
+    """Take rows by an index over up to four sources [rows, width] behind each other, zeros where it is negative."""
+    width, rows = sources[0].shape[1], [source.shape[0] for source in sources]
+    ends = [*accumulate(rows), *[sum(rows)] * 3][:3]
+    (joined,) = launch(
+        "join", "join", sources[0].dtype, [*sources, *sources[-1:] * (4 - len(sources)), index],
+        shapes=[(index.size, width)], dtypes=[sources[0].dtype], scalars=[index.size, width, *ends],
+        grid=(round_up(index.size * -(-width * sources[0].itemsize // 16), 256), 1, 1), threads=256,
+    )  # fmt: skip
+    return joined
 
 
 def _pass(

@@ -91,6 +91,27 @@ def spread(by: Rotation, x: mx.array, slots: mx.array, back: mx.array) -> mx.arr
     return turned
 
 
+def placed(by: Rotation, x: mx.array, places: mx.array) -> mx.array:
+    """Turn x [1, heads, T, width], which may lie in memory as [T, heads, width], by the `places` [T] of its tokens; it
+    comes back lying so."""
+    heads, tokens, width = x.shape[1:]
+
+    def turned(x: mx.array, sign: float) -> mx.array:
+        flat = _turn(by, x.swapaxes(1, 2), places, tokens, heads, placed=True, sign=sign)
+        return flat.reshape(1, tokens, heads, width).swapaxes(1, 2)
+
+    @mx.custom_function
+    def turn(x: mx.array) -> mx.array:
+        return turned(x, 1.0)
+
+    @turn.vjp
+    def pull(_: Any, above: mx.array, __: Any) -> mx.array:
+        return turned(above, -1.0)
+
+    result: mx.array = turn(x)  # type: ignore[assignment]
+    return result
+
+
 def rotating(base: type) -> type:
     """Make a class of rotary modules that use the kernel where it can."""
 
@@ -110,15 +131,19 @@ def _turn(
     *,
     of: int = 0,
     to: int = 0,
+    placed: bool = False,
     sign: float = 1.0,
 ) -> mx.array:
-    """Call the kernel: flat, with `of` and `to` as the lengths that `kernels.take` calls length_from and length_to."""
+    """Call the kernel: flat, with `of` and `to` as the lengths that `kernels.take` calls length_from and length_to.
+
+    The index holds the slots to take from, or with `placed` the places of slots that stay where they are.
+    """
     width = x.shape[-1]
     frequencies = mx.zeros(1) if by.frequencies is None else by.frequencies.astype(mx.float32)
     (turned,) = kernels.launch(
         "rotate", "rotate", x.dtype, [x, mx.zeros(1, mx.int32) if index is None else index, frequencies],
         shapes=[(slots * heads * width,)], dtypes=[x.dtype],
-        scalars=[slots, heads, width, of, to, int(index is not None), by.base, by.scale, sign],
+        scalars=[slots, heads, width, of, to, 0 if index is None else 2 if placed else 1, by.base, by.scale, sign],
         grid=(kernels.round_up(slots * -(-heads // _HEADS) * (width * x.itemsize // 32), 256), 1, 1), threads=256,
     )  # fmt: skip
     return turned

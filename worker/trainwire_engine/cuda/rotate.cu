@@ -1,5 +1,6 @@
 // out[slot] = x[index[slot]] turned by the angles of its place, zeros where the index is negative; backwards with
 // `sign` -1. Slots are laid out as for `take`. A slot's place is the one in its row, of whichever side has rows.
+// `indexed`: 0 out[slot] = x[slot]; 1 as said; 2 slots stay where they are and the index holds their places.
 // The angle of pair i is place · scale · base^(−i / half), its halves of the width turned together (not interleaved);
 // with frequencies given, place · scale / frequency[i]. As mlx/backend/cuda/rope.cu computes it.
 #define HEADS 4
@@ -11,10 +12,11 @@ extern "C" __global__ void rotate(
   const long long size = (long long)slots * groups * packs;
   for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < size; i += (long long)gridDim.x * blockDim.x) {
     const int pack = (int)(i % packs), group = (int)(i / packs % groups), slot = (int)(i / packs / groups);
-    const int source = indexed ? index[slot] : slot;
+    const int source = indexed == 1 ? index[slot] : slot;
     const int at = pack * WIDE;
     float cosine[WIDE], sine[WIDE];
-    const float angle = scale * (float)(length_to ? slot % length_to : source % length_from);
+    const int place_in_row = indexed == 2 ? index[slot] : length_to ? slot % length_to : source % length_from;
+    const float angle = scale * (float)place_in_row;
 #pragma unroll
     for (int k = 0; k < WIDE; k++) {
       float per_place = base != 0.0f ? exp2f(-((float)(at + k) / (float)half) * base) : (float)(1.0 / frequencies[at + k]);
