@@ -191,7 +191,7 @@ def _spread(x: mx.array) -> mx.array:
     assert _active is not None
     (spread,), back = _active.spread, _active.back
     if kernels.ready(x):
-        return _moved(x, _to_rows, _to_flat, spread, back)
+        return moving.to_rows(x, spread, back)
     rows = taken(x[0], spread.reshape(-1), back)
     return rows.reshape(x.shape[1], *spread.shape, x.shape[3]).swapaxes(0, 1)
 
@@ -201,7 +201,7 @@ def _put_back(x: mx.array) -> mx.array:
     assert _active is not None
     (spread,), back = _active.spread, _active.back
     if kernels.ready(x):
-        return _moved(x, _to_flat, _to_rows, spread, back)
+        return moving.to_flat(x, spread, back)
     rows, heads, length, width = x.shape
     return taken(x.swapaxes(0, 1).reshape(heads, rows * length, width), back, spread.reshape(-1))[None]
 
@@ -224,35 +224,3 @@ def _joined(parts: Sequence[mx.array]) -> mx.array:
         return moving.joined(parts, _active.slots, _active.back)
     flat = [part.swapaxes(0, 1).reshape(part.shape[1], -1, part.shape[3]) for part in parts]
     return taken(mx.concatenate(flat, axis=1), _active.back, _active.slots)[None]
-
-
-_Move = Callable[[mx.array, mx.array, mx.array], mx.array]
-
-
-def _moved(x: mx.array, there: _Move, back_again: _Move, spread: mx.array, back: mx.array) -> mx.array:
-    """One way by a kernel, and the gradient the other way."""
-
-    @mx.custom_function
-    def move(x: mx.array) -> mx.array:
-        return there(x, spread, back)
-
-    @move.vjp
-    def pull(_: Any, upstream: mx.array, __: Any) -> mx.array:
-        return back_again(upstream, spread, back)
-
-    moved: mx.array = move(x)  # type: ignore[assignment]
-    return moved
-
-
-def _to_rows(x: mx.array, spread: mx.array, _: mx.array) -> mx.array:
-    # Projections leave the heads of a token side by side: in that order nothing is copied before the kernel.
-    rows, length = spread.shape
-    heads, width = x.shape[1], x.shape[3]
-    flat = x.swapaxes(1, 2)
-    return kernels.take(flat, spread.reshape(-1), heads, length_to=length).reshape(rows, heads, length, width)
-
-
-def _to_flat(x: mx.array, _: mx.array, back: mx.array) -> mx.array:
-    heads, length, width = x.shape[1:]
-    flat = kernels.take(x, back, heads, length_from=length)
-    return flat.reshape(1, back.size, heads, width).swapaxes(1, 2)

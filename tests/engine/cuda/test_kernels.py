@@ -206,7 +206,7 @@ def test_a_flat_row_goes_to_groups_of_rows_and_back(shapes: list[tuple[int, int]
         spread.append([token + at if at < size else -1 for at in range(length)])
         back[token : token + size] = sum(lines[:number]) + np.arange(size)
         token += size
-    slots = mx.array(sum(spread, []), mx.int32)
+    slots = mx.array([place for row in spread for place in row], mx.int32)
     x = draw(1, 1, back.size, heads, width, dtype=mx.bfloat16).swapaxes(1, 2)
     above = [draw(9 + n, rows, heads, length, width, dtype=mx.bfloat16) for n, (rows, length) in enumerate(shapes)]
     deal = lambda x: moving.dealt(x, slots, mx.array(back), shapes)  # noqa: E731

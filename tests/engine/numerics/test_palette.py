@@ -227,6 +227,14 @@ def test_an_update_of_thousands_of_rows_is_a_sample_as_well() -> None:
     assert 1 < len(palette.vectors) <= COSTS.most
 
 
+def test_fewer_groups_are_made_if_no_more_are_wanted() -> None:
+    dataset, order, config = ChatRows(400), Order(400, 32, seed=0), run_of(32, packing=True)
+    for wanted in (1, 2, 4):
+        palette = shapes_of_run(dataset, order, config, 1000, groups=wanted, device=CUDA)
+        assert isinstance(palette, Palette)
+        assert max(len(palette.form.shape(vector).groups) for vector in palette.vectors) == wanted
+
+
 def test_costs_of_another_card_choose_other_shapes() -> None:
     dataset, order, config = ChatRows(400), Order(400, 8, seed=0), run_of(8, packing=False)
     dear = replace(CUDA, costs=replace(COSTS, new=10**7))

@@ -101,6 +101,14 @@ def test_every_token_of_a_packed_row_has_its_place_in_attention(policy: Shapes |
         assert all((line < 0).all() for line in lines[len(batch.rows) :])
 
 
+@pytest.mark.parametrize(("family", "groups"), [("qwen3", 4), ("llama", 4), ("cohere2", 1)])
+def test_several_groups_pay_where_rotary_positions_leave_the_row_flat(
+    family: str, groups: int, config: Callable[..., Config], tiny: Callable[..., Path]
+) -> None:
+    model = load_model(config(model=tiny(family), packing=True))
+    assert segments.most_groups(model.module) == groups
+
+
 def test_masks_are_made_for_the_length_of_each_group() -> None:
     lengths: list[int] = []
 
