@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from trainwire_engine.batches import Order
+from trainwire_engine.feed import shapes_of_run
 from trainwire_engine.loading import build_module
+from trainwire_engine.palette import Palette
+from trainwire_engine.shapes import CUDA
+from trainwire_protocol.config import Config
 
 FAMILIES = ("qwen3", "qwen3_5", "qwen3_5_moe", "llama", "gemma3_text", "lfm2")
 VOCABULARY = 512
@@ -218,3 +224,13 @@ class ChatRows:
         mask = np.ones(self.lengths[row], bool)
         mask[: max(1, self.lengths[row] // 4)] = False
         return mask
+
+
+def shapes_in_groups(rows: RandomRows, budget: int) -> Palette:
+    """Shapes for short rows, in order and eight an update, whose attention works in several groups when packed."""
+    assert CUDA.costs is not None
+    run = Config(model="m", data="x", batch_size=8, micro_batch_tokens=budget, packing=True)
+    close = replace(CUDA, costs=replace(CUDA.costs, tile=8, group=0, slot=10.0))
+    palette = shapes_of_run(rows, Order(len(rows), 8, seed=0, shuffle=False), run, 10**6, device=close)
+    assert isinstance(palette, Palette)
+    return palette

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from tiny import RandomRows
+from tiny import RandomRows, shapes_in_groups
 
 from trainwire_engine.batches import plan
 from trainwire_engine.cuda import kernels, recordings
@@ -85,6 +85,23 @@ def test_recorded_passes_train_as_others(keys: dict[str, Any], make: Make) -> No
     for number in range(len(VISITS)):
         got, expected = (update(step, number, packing) for step in (ours, theirs))
         np.testing.assert_allclose(got, expected, rtol=1e-4)
+    assert ours._recordings is not None
+    same(ours, theirs)
+
+
+def test_attention_in_groups_of_rows_is_recorded_and_trains_as_rows_apart(make: Make) -> None:
+    ours, theirs = make(packing=True), make(recorded=False)
+    shapes = shapes_in_groups(ROWS, 128)
+    for number, visit in enumerate(VISITS):
+        rows = range(8 * visit, 8 * visit + 8)
+        batches = plan(ROWS, rows, 128, shapes, packing=True)
+        assert any(len(batch.spread) > 1 for batch in batches)
+        results = [
+            step(batches, step=number, learning_rate=0.01, max_grad_norm=1.0)
+            for step, batches in ((ours, batches), (theirs, plan(ROWS, rows, 4096)))
+        ]
+        np.testing.assert_allclose(results[0].loss, results[1].loss, rtol=1e-4)
+        np.testing.assert_allclose(results[0].grad_norm, results[1].grad_norm, rtol=1e-4)
     assert ours._recordings is not None
     same(ours, theirs)
 

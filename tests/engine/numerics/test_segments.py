@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from tiny import FAMILIES, RandomRows
+from tiny import FAMILIES, RandomRows, shapes_in_groups
 
 from trainwire_engine import segments
-from trainwire_engine.batches import Order, plan
+from trainwire_engine.batches import plan
 from trainwire_engine.cuda import kernels
-from trainwire_engine.feed import shapes_of_run
+from trainwire_engine.dropout import token_keys
 from trainwire_engine.model import load_model
 from trainwire_engine.optimizer import Optimizer
 from trainwire_engine.palette import Palette
@@ -41,12 +40,7 @@ CASES = [
 
 def in_groups(budget: int) -> Palette:
     """Shapes for the rows whose attention works in several groups."""
-    assert CUDA.costs is not None
-    run = Config(model="m", data="x", batch_size=8, micro_batch_tokens=budget, packing=True)
-    close = replace(CUDA, costs=replace(CUDA.costs, tile=8, group=0, slot=10.0))
-    palette = shapes_of_run(ROWS, Order(16, 8, seed=0, shuffle=False), run, 10**6, device=close)
-    assert isinstance(palette, Palette)
-    return palette
+    return shapes_in_groups(ROWS, budget)
 
 
 @pytest.mark.parametrize(("family", "method", "checkpointing"), CASES)
@@ -107,6 +101,16 @@ def test_several_groups_pay_where_rotary_positions_leave_the_row_flat(
 ) -> None:
     model = load_model(config(model=tiny(family), packing=True))
     assert segments.most_groups(model.module) == groups
+
+
+def test_a_token_has_the_same_dropout_in_a_group_as_in_a_row_of_its_own() -> None:
+    apart_keys = {row: token_keys(plan(ROWS, [row], 4096, CPU)[0], 1, 2)[0] for row in range(16)}
+    for batch in plan(ROWS, range(16), 256, in_groups(256), packing=True):
+        keys, start = token_keys(batch, 1, 2)[0], 0
+        for row in batch.rows:
+            size = int(np.flatnonzero(ROWS.mask(row))[-1])
+            assert np.array_equal(keys[start : start + size], apart_keys[row][:size])
+            start += size
 
 
 def test_masks_are_made_for_the_length_of_each_group() -> None:
