@@ -1,16 +1,19 @@
 """Predicts memory and time of a run from trials, none of which can exhaust the machine.
 
 The trials are the passes over the run's largest micro-batches with few of the model's blocks (`trials`). By them the
-peak of whole passes is known. If that is harmless and quick, the run's largest update is made, and its peak is the
-run's. If it is not, the prediction stands, which is the larger of the passes' peak and that of the update's end. Only
-where not even the few blocks are harmless, fewer rows or shorter ones are tried, and their peak is taken in proportion:
-such a run is far from fitting.
+peak of whole passes is known, and a prediction is the larger of that and of the peak of the update's end. If that is
+harmless and quick, the run's largest update is made, too. On one lane its peak is the run's. On several lanes it is
+one of many: they meet otherwise each time, and one update may take two thirds of what another one does. A run makes
+many, so the prediction is for the fullest, and stands unless the update took more. Only where not even the few blocks
+are harmless, fewer rows or shorter ones are tried, and their peak is taken in proportion: such a run is far from
+fitting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import ceil
 from typing import Any
 
@@ -21,7 +24,7 @@ from trainwire_engine.batches import MicroBatch, Order, plan
 from trainwire_engine.lanes import Lanes
 from trainwire_engine.model import Model
 from trainwire_engine.step import UpdateStep
-from trainwire_engine.trials import made_up, tried_share, try_finish, try_passes, try_update
+from trainwire_engine.trials import at_once, made_up, tried_share, try_finish, try_passes, try_update
 from trainwire_protocol.config import Config
 
 _SAFE_SHARE = 0.5
@@ -98,21 +101,30 @@ def estimate(
     before = memory.figures(reset_peak=True)
     free = memory.available()
     clip = config.max_grad_norm or None
-    held = before.active + sum(leaf.nbytes for leaf in model.trainable.values())
-    in_order, lane_of = step.lanes.spread(sizes.largest)
-    # More than two on a lane only repeat: the gradients of one are there while the second is made.
-    together = sorted(in_order, key=lambda batch: -batch.tokens.size)[: 2 * (max(lane_of) + 1)]
-    tried = _harmless(model, together, free)
-    grows = _tokens(together) / _tokens(tried)
-    found = try_passes(step, tried, min(len(tried), max(lane_of) + 1), held)
-    end, rest = try_finish(step, len(together), clip)
-    peak = max(held + round((found.peak - held) * grows), end)
-    per_token = found.seconds / _tokens(tried)
-    if peak - held <= free * _SAFE_SHARE and per_token * _tokens(sizes.largest) <= trials.PATIENCE_S:
-        peak, seconds = try_update(step, sizes.largest, clip)
+    lanes = _largest_of_lanes(step.lanes, sizes.largest)
+    # The first update makes the optimizer's state what it is from then on.
+    end, rest = try_finish(step, sum(map(len, lanes)), len(lanes), clip)
+    held = memory.figures().active
+    tried = _harmless(model, lanes, free)
+    grows = _tokens(chain(*lanes)) / _tokens(chain(*tried))
+    found = try_passes(step, tried)
+    per_token = found.seconds / _tokens(chain(*tried))
+    taken = round(at_once(found.lanes) * grows)
+    peak = max(held + taken, end)
+    if taken <= free * _SAFE_SHARE and per_token * _tokens(sizes.largest) <= trials.PATIENCE_S:
+        measured, seconds = try_update(step, sizes.largest, clip)
+        # Several lanes may meet at a fuller moment another time.
+        peak = measured if len(lanes) == 1 else max(peak, measured)
         per_token = max(0.0, seconds - rest) / _tokens(sizes.largest)
     snapshot = _snapshot_bytes(model, step) if _saves_while_training(config, steps) else 0
     update_seconds = per_token * sizes.mean_tokens + rest
+    needs = _Needs(
+        passes=taken,
+        kept=round(sum(lane.kept for lane in found.lanes) * grows),
+        end=end - held,
+        # A lane with a second pass holds the gradients of its first.
+        again=sum(leaf.nbytes for leaf in model.trainable.values()) * sum(len(lane) == 1 for lane in lanes),
+    )
     return Estimate(
         peak_bytes=max(before.peak, peak + snapshot),
         available_bytes=before.active + free,
@@ -120,30 +132,36 @@ def estimate(
         total_seconds=update_seconds * steps + per_token * _FORWARD_SHARE * evaluated_tokens,
         largest_micro_batch_tokens=_largest_that_fits(
             (before.active + free) * _USABLE_SHARE - snapshot - held,
-            peak - held,
-            round(found.kept * found.together * grows),
-            together[0].tokens.shape,
-            ceil(sizes.most_tokens / (max(lane_of) + 1)),
+            needs,
+            lanes[0][0].tokens.shape,
+            ceil(sizes.most_tokens / len(lanes)),
         ),
     )
 
 
-def _tokens(batches: Sequence[MicroBatch]) -> int:
+def _tokens(batches: Iterable[MicroBatch]) -> int:
     return sum(batch.tokens.size for batch in batches)
 
 
-def _harmless(model: Model, batches: list[MicroBatch], free: int) -> list[MicroBatch]:
+def _largest_of_lanes(lanes: Lanes, batches: Sequence[MicroBatch]) -> list[list[MicroBatch]]:
+    """The two largest micro-batches of each lane; more only repeat, as the gradients of one are there in the second."""
+    in_order, lane_of = lanes.spread(batches)
+    return [[batch for batch, of in zip(in_order, lane_of) if of == lane][:2] for lane in range(max(lane_of) + 1)]
+
+
+def _harmless(model: Model, lanes: list[list[MicroBatch]], free: int) -> list[list[MicroBatch]]:
     """The micro-batches themselves, if the passes of a trial over them are harmless by a bound, else smaller ones."""
     logits = 0 if model.head == "chunked" else 4 * 4 * model.vocab_size
     bound = memory.bytes_per_token(model.model_config) * tried_share(model) + logits
     safe = int(free * _SAFE_SHARE / bound)
-    if _tokens(batches) <= safe:
-        return batches
-    rows, length = batches[0].tokens.shape
+    if _tokens(chain(*lanes)) <= safe:
+        return lanes
+    first = lanes[0][0]
+    rows, length = first.tokens.shape
     # Trained positions go through the head in chunks: with as many as there are, its memory is that of the run.
-    positions = batches[0].positions.size
+    positions = first.positions.size
     rows, length = max(1, min(rows, safe // length)), min(length, max(32, safe // 32 * 32))
-    return [made_up(rows, length, min(positions, rows * length), model.vocab_size)]
+    return [[made_up(rows, length, min(positions, rows * length), model.vocab_size)]]
 
 
 def _saves_while_training(config: Config, steps: int) -> bool:
@@ -155,18 +173,32 @@ def _snapshot_bytes(model: Model, step: UpdateStep) -> int:
     return sum(leaf.nbytes for leaf in (*model.trainable.values(), *step.state.values()))
 
 
-def _largest_that_fits(room: float, taken: int, kept: int, shape: tuple[int, ...], most_tokens: int) -> int | None:
+@dataclass(frozen=True)
+class _Needs:
+    """Bytes above what is held between updates: of the `passes`, `kept` of them by the backward pass; at an update's
+    `end`; and `again` more where lanes that make one pass make several."""
+
+    passes: int
+    kept: int
+    end: int
+    again: int
+
+    def at(self, share: float) -> float:
+        """What micro-batches take that have this share of the tokens; what is not kept grows, but does not shrink."""
+        again = self.again if share < 1 else 0
+        return again + max(self.end, self.kept * share + (self.passes - self.kept) * max(1.0, share))
+
+
+def _largest_that_fits(room: float, needs: _Needs, shape: tuple[int, ...], most_tokens: int) -> int | None:
     """The largest power of two for `micro_batch_tokens`, not above what any update can use.
 
-    Of the `taken` bytes of a micro-batch of this shape, `kept` grow and shrink with its tokens; the rest is taken to
-    grow likewise but not to shrink. A row goes alone if it must.
+    The `needs` are those of micro-batches of this shape. A row goes alone if it must.
     """
     rows, length = shape
     now = rows * length
 
     def takes(tokens: int) -> float:
-        share = max(length, min(tokens, max(most_tokens, now))) / now
-        return kept * share + (taken - kept) * max(1.0, share)
+        return needs.at(max(length, min(tokens, max(most_tokens, now))) / now)
 
     if takes(length) > room:
         return None

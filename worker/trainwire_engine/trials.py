@@ -3,6 +3,9 @@
 A model's blocks are of few kinds, and blocks of a kind take the same memory and time. So a trial leaves most of them
 out, and what each one more adds is known: in memory, what the backward pass keeps of it; in time, the difference of
 two trials. Nothing is extrapolated over rows or lengths, of which attention, lanes and the head make crooked curves.
+
+What several lanes hold at once depends on how they meet, which no trial repeats. So each lane's passes are tried alone,
+whose peak is the same every time, and `at_once` says what they come to when all are at their fullest.
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from trainwire_engine import memory
 from trainwire_engine.batches import MicroBatch, single
+from trainwire_engine.few_blocks import first_of, kinds_of, only
 from trainwire_engine.lanes import Lanes
 from trainwire_engine.model import Model
 from trainwire_engine.step import UpdateStep
@@ -27,51 +30,89 @@ PATIENCE_S = 10.0
 """Seconds after which no further update is tried."""
 _OF_A_KIND = 3
 """Blocks of a kind in the larger trial: with fewer, MLX's dispatch ahead of the computation blurs the peak."""
-_PROBE_ROWS = 5
+
+
+@dataclass(frozen=True)
+class Fullest:
+    """Bytes above what is held between updates when a lane is at its fullest, `kept` of them by the backward pass."""
+
+    taken: int
+    kept: int
 
 
 @dataclass(frozen=True)
 class Trials:
-    """What whole passes would take by the trials: `peak` in bytes, `kept` of it by the backward pass of one
-    micro-batch, `together` micro-batches at the same time on average, `seconds` for all tried."""
+    """What whole passes would take by the trials: each lane's bytes, and `seconds` for all lanes together."""
 
-    peak: int
-    kept: int
-    together: float
+    lanes: list[Fullest]
     seconds: float
 
 
-def try_passes(step: UpdateStep, batches: Sequence[MicroBatch], lanes: int, held: int) -> Trials:
-    """Make the passes over micro-batches, the largest first, with few blocks; they go over so many lanes at most, and
-    `held` bytes are in use without them."""
-    kinds = _kinds(step.model)
-    few, some = _first(kinds, 1), _first(kinds, _OF_A_KIND)
-    blocks = sum(len(kind) for kind in kinds)
-    with _only(step, some):
-        peak, seconds = _passes(step, batches)
-        with _on_lanes(step, 0):
-            alone = _passes(step, batches[:1])[0] if lanes > 1 else peak
-    if len(some) == blocks:
-        return Trials(peak, 0, 1.0, seconds)
-    # Two lanes hold twice as much where they are at their fullest at the same time, as equal micro-batches are.
-    at_once = min(float(lanes), max(1.0, (peak - held) / max(1, alone - held)))
-    with _only(step, few):
-        _, least_seconds = _passes(step, batches)
-    base = _kept(step, few, batches[0])
-    more, kept = 0, base
+def at_once(lanes: Sequence[Fullest]) -> int:
+    """Bytes that lanes take at the same time in a run's fullest moment.
+
+    What their backward passes keep adds up, as it is there for long. What a lane takes for a moment beside it meets
+    half of the others': measured over models, methods and lengths, the peak of some dozens of updates lies within a
+    tenth of that. It is MLX's work in advance, whose limit all lanes share, and the steps of the head and of blocks
+    that are computed again.
+    """
+    brief = [lane.taken - lane.kept for lane in lanes]
+    return sum(lane.kept for lane in lanes) + (max(brief) + sum(brief)) // 2
+
+
+def try_passes(step: UpdateStep, lanes: Sequence[Sequence[MicroBatch]]) -> Trials:
+    """Make the passes over micro-batches of each lane, the largest first, with few blocks."""
+    kinds = kinds_of(step.model)
+    few, some = first_of(kinds, 1), first_of(kinds, _OF_A_KIND)
+    left_out = sum(len(kind) for kind in kinds) - len(some)
+    tried = [batch for lane in lanes for batch in lane]
+    peaks: dict[Any, int] = {}
+    with only(step, some):
+        seconds = _seconds(step, tried)
+        with _on_lanes(step, 1):
+            for lane in lanes:
+                for count in range(1, len(lane) + 1):
+                    if _shapes(lane[:count]) not in peaks:
+                        peaks[_shapes(lane[:count])] = _peak(step, lane[:count])
+    if left_out:
+        with only(step, few):
+            each = (seconds - _seconds(step, tried)) / (len(some) - len(few))
+        seconds += max(0.0, each) * left_out
+    return Trials([_fullest(step, lane, kinds, peaks) for lane in lanes], seconds)
+
+
+def _fullest(step: UpdateStep, lane: Sequence[MicroBatch], kinds: list[list[int]], peaks: dict[Any, int]) -> Fullest:
+    """Add the blocks that were left out; the gradients of a lane's first pass are there while its second is made."""
+    gradients = sum(leaf.nbytes for leaf in step.model.trainable.values())
+    found = []
+    for before, batch in enumerate(lane):
+        kept, more = _kept_by(step, batch, kinds)
+        taken = peaks[_shapes(lane[: before + 1])] + more
+        found.append(Fullest(taken, min(taken, kept + before * gradients)))
+    return max(found, key=lambda one: one.taken)
+
+
+def _shapes(batches: Sequence[MicroBatch]) -> Any:
+    return tuple(batch.shape for batch in batches)
+
+
+def _kept_by(step: UpdateStep, batch: MicroBatch, kinds: list[list[int]]) -> tuple[int, int]:
+    """Bytes that the backward pass keeps of a micro-batch in all blocks, and in those that the larger trial lacks."""
+    few = first_of(kinds, 1)
+    base = kept = _kept(step, few, batch)
+    more = 0
     for kind in kinds:
         if len(kind) > 1:
-            one_more = max(0, _kept(step, [*few, kind[1]], batches[0]) - base)
+            one_more = max(0, _kept(step, [*few, kind[1]], batch) - base)
             kept += one_more * (len(kind) - 1)
             more += one_more * max(0, len(kind) - _OF_A_KIND)
-    each = max(0.0, seconds - least_seconds) / max(1, len(some) - len(few))
-    return Trials(peak + round(more * at_once), kept, at_once, seconds + each * (blocks - len(some)))
+    return kept, more
 
 
 def tried_share(model: Model) -> float:
     """The share of a model's blocks that the larger trial computes."""
-    kinds = _kinds(model)
-    return len(_first(kinds, _OF_A_KIND)) / max(1, sum(len(kind) for kind in kinds))
+    kinds = kinds_of(model)
+    return len(first_of(kinds, _OF_A_KIND)) / max(1, sum(len(kind) for kind in kinds))
 
 
 def try_update(step: UpdateStep, batches: Sequence[MicroBatch], max_grad_norm: float | None) -> tuple[int, float]:
@@ -88,12 +129,12 @@ def try_update(step: UpdateStep, batches: Sequence[MicroBatch], max_grad_norm: f
     return memory.figures(reset_peak=True).peak, seconds
 
 
-def try_finish(step: UpdateStep, passes: int, max_grad_norm: float | None) -> tuple[int, float]:
+def try_finish(step: UpdateStep, passes: int, lanes: int, max_grad_norm: float | None) -> tuple[int, float]:
     """Peak bytes of an update whose passes are next to nothing, and the seconds it takes beside its passes."""
     least = [made_up(1, 32, 16, step.model.vocab_size)] * passes
-    with _on_lanes(step, 2**62):
+    with _on_lanes(step, lanes):
         peak, seconds = try_update(step, least, max_grad_norm)
-        return peak, max(0.0, seconds - _passes(step, least)[1])
+        return peak, max(0.0, seconds - _seconds(step, least))
 
 
 def made_up(rows: int, length: int, positions: int, vocabulary: int) -> MicroBatch:
@@ -116,20 +157,26 @@ class _MadeUpRows:
         return self._mask
 
 
-def _passes(step: UpdateStep, batches: Sequence[MicroBatch]) -> tuple[int, float]:
-    """Peak bytes of the passes over micro-batches, and the seconds of a second time."""
-    memory.figures(reset_peak=True)
+def _peak(step: UpdateStep, batches: Sequence[MicroBatch]) -> int:
+    """Bytes that the passes over micro-batches take at their peak."""
+    held = memory.figures(reset_peak=True).active
+    mx.eval(step.sums(batches, 1))
+    return memory.figures(reset_peak=True).peak - held
+
+
+def _seconds(step: UpdateStep, batches: Sequence[MicroBatch]) -> float:
+    """Seconds of the passes over micro-batches, made a second time."""
     seconds = 0.0
     for _ in range(2):
         started = time.perf_counter()
         mx.eval(step.sums(batches, 1))
         seconds = time.perf_counter() - started
-    return memory.figures(reset_peak=True).peak, seconds
+    return seconds
 
 
 def _kept(step: UpdateStep, blocks: Sequence[int], batch: MicroBatch) -> int:
     """Bytes that the graph of a gradient holds when the loss is computed and the gradient is not."""
-    with _only(step, blocks):
+    with only(step, blocks):
         before = memory.figures().active
         (loss, correct), gradients = step.uncompiled_sums(batch)
         mx.eval(loss, correct)
@@ -139,72 +186,13 @@ def _kept(step: UpdateStep, blocks: Sequence[int], batch: MicroBatch) -> int:
     return kept
 
 
-def _kinds(model: Model) -> list[list[int]]:
-    """The numbers of the blocks of each kind; one block of each kind, if the model cannot do without any."""
-    blocks = model.module.layers
-    kinds: dict[Any, list[int]] = {}
-    for number, block in enumerate(blocks):
-        kinds.setdefault(_signature(block), []).append(number)
-    found = list(kinds.values())
-    skipped = set(range(len(blocks))) - set(_first(found, 1))
-    try:
-        with _leaving_out(blocks, skipped):
-            mx.eval(model.module(mx.ones((_PROBE_ROWS, 2), mx.int32)))
-    except (TypeError, ValueError):
-        # Blocks that hand on more than hidden states.
-        return [[number] for number in range(len(blocks))]
-    return found
-
-
-def _signature(block: nn.Module) -> Any:
-    """What two blocks share that compute alike: their layers, their weights' shapes, their switches."""
-    return tuple(
-        (
-            path,
-            type(layer).__name__,
-            tuple((name, value.shape) for name, value in layer.items() if isinstance(value, mx.array)),
-            tuple((name, value) for name, value in vars(layer).items() if isinstance(value, bool) and name[0] != "_"),
-        )
-        for path, layer in block.named_modules()
-    )
-
-
-def _first(kinds: Sequence[Sequence[int]], count: int) -> list[int]:
-    return sorted(number for kind in kinds for number in kind[:count])
-
-
 @contextmanager
-def _only(step: UpdateStep, blocks: Sequence[int]) -> Iterator[None]:
-    """Let the step's model have these blocks alone."""
-    layers = step.model.module.layers
-    step.trace_anew()
-    try:
-        with _leaving_out(layers, set(range(len(layers))) - set(blocks)):
-            yield
-    finally:
-        step.trace_anew()
-
-
-@contextmanager
-def _on_lanes(step: UpdateStep, weights: int) -> Iterator[None]:
-    """Let micro-batches go over as many lanes as those of a model with so many weights: one, or all there are."""
+def _on_lanes(step: UpdateStep, count: int) -> Iterator[None]:
+    """Let micro-batches go over so many lanes, however small they are."""
     before = step.lanes
-    step.lanes = Lanes(weights)
+    step.lanes = Lanes(2**62)
+    step.lanes.count = count
     try:
         yield
     finally:
         step.lanes = before
-
-
-@contextmanager
-def _leaving_out(blocks: Sequence[nn.Module], skipped: set[int]) -> Iterator[None]:
-    """Let blocks hand on what they are given; everything else about them stays."""
-    classes = [type(block) for block in blocks]
-    for number in skipped:
-        base = classes[number]
-        blocks[number].__class__ = type(base.__name__, (base,), {"__call__": lambda self, x, *_, **__: x})
-    try:
-        yield
-    finally:
-        for block, base in zip(blocks, classes):
-            block.__class__ = base
