@@ -11,6 +11,7 @@ from trainwire_engine import memory
 from trainwire_engine.describe import data_event, resolved
 from trainwire_engine.estimate import estimate, sizes
 from trainwire_engine.failures import as_error
+from trainwire_engine.feed import shapes_of_run
 from trainwire_engine.optimizer import Optimizer
 from trainwire_engine.prepare import choose_blas, load, locate, read_data, read_tokenizer, resolve
 from trainwire_engine.reports import Reports
@@ -46,12 +47,13 @@ def _checked(order: Check, reports: Reports) -> dict[str, Any]:
     total = total_steps(config, state, rows.updates_per_epoch)
     if config.warmup_steps is None:
         config = msgspec.structs.replace(config, warmup_steps=warmup_steps(total))
-    splits = [data_event("train", train, config, rows)]
+    shapes = shapes_of_run(train, rows, config, total)
+    splits = [data_event("train", train, config, rows, shapes)]
     if valid is not None:
         splits.append(data_event("valid", valid, config, None))
     reports.alive("compile")
     step = UpdateStep(model, Optimizer(config), config)
-    found = sizes(train, rows, config.micro_batch_tokens or 0, total, step.lanes, packing=config.packing)
+    found = sizes(train, rows, config.micro_batch_tokens or 0, total, step.lanes, shapes, packing=config.packing)
     evaluated = int(valid.lengths.sum()) * _evaluations(config, total) if valid is not None else 0
     return {
         "valid": True,

@@ -23,6 +23,8 @@ from trainwire_engine import memory, trials
 from trainwire_engine.batches import MicroBatch, Order, plan
 from trainwire_engine.lanes import Lanes
 from trainwire_engine.model import Model
+from trainwire_engine.palette import Palette
+from trainwire_engine.shapes import Shapes
 from trainwire_engine.step import UpdateStep
 from trainwire_engine.trials import at_once, made_up, tried_share, try_finish, try_passes, try_update
 from trainwire_protocol.config import Config
@@ -61,7 +63,14 @@ class Sizes:
 
 
 def sizes(
-    dataset: Any, order: Order, micro_batch_tokens: int, updates: int, lanes: Lanes, *, packing: bool = False
+    dataset: Any,
+    order: Order,
+    micro_batch_tokens: int,
+    updates: int,
+    lanes: Lanes,
+    shapes: Shapes | Palette | None = None,
+    *,
+    packing: bool = False,
 ) -> Sizes:
     """Find the largest update among the first epoch's, and their mean, from those with the longest rows, those with
     the most tokens, and a sample that is spread over the epoch."""
@@ -79,7 +88,7 @@ def sizes(
     longest = sorted(range(len(lengths)), key=lambda update: -int(lengths[update].max()))[:_EXTREMES]
     fullest = sorted(range(len(lengths)), key=lambda update: -int(lengths[update].sum()))[:_EXTREMES]
     looked_into = {*spread, *longest, *fullest}
-    planned = {u: plan(dataset, order.rows(0, u), micro_batch_tokens, packing=packing) for u in looked_into}
+    planned = {u: plan(dataset, order.rows(0, u), micro_batch_tokens, shapes, packing=packing) for u in looked_into}
     padded = {u: _tokens(batches) for u, batches in planned.items()}
     largest = max(planned.values(), key=weight)
     return Sizes(largest, sum(padded[u] for u in spread) / len(spread), max(padded.values()))
@@ -104,6 +113,7 @@ def estimate(
     lanes = _largest_of_lanes(step.lanes, sizes.largest)
     # The first update makes the optimizer's state what it is from then on.
     end, rest = try_finish(step, sum(map(len, lanes)), len(lanes), clip)
+    step.trace_anew()
     held = memory.figures().active
     tried = _harmless(model, lanes, free)
     grows = _tokens(chain(*lanes)) / _tokens(chain(*tried))

@@ -68,12 +68,14 @@ def try_passes(step: UpdateStep, lanes: Sequence[Sequence[MicroBatch]]) -> Trial
     tried = [batch for lane in lanes for batch in lane]
     peaks: dict[Any, int] = {}
     with only(step, some):
-        seconds = _seconds(step, tried)
+        # What a card keeps of recorded passes counts with them.
+        held = memory.figures().active
         with _on_lanes(step, 1):
             for lane in lanes:
                 for count in range(1, len(lane) + 1):
                     if _shapes(lane[:count]) not in peaks:
-                        peaks[_shapes(lane[:count])] = _peak(step, lane[:count])
+                        peaks[_shapes(lane[:count])] = _peak(step, lane[:count]) - held
+        seconds = _seconds(step, tried)
     if left_out:
         with only(step, few):
             each = (seconds - _seconds(step, tried)) / (len(some) - len(few))
@@ -158,10 +160,10 @@ class _MadeUpRows:
 
 
 def _peak(step: UpdateStep, batches: Sequence[MicroBatch]) -> int:
-    """Bytes that the passes over micro-batches take at their peak."""
-    held = memory.figures(reset_peak=True).active
+    """Bytes in use at the peak of the passes over micro-batches."""
+    memory.figures(reset_peak=True)
     mx.eval(step.sums(batches, 1))
-    return memory.figures(reset_peak=True).peak - held
+    return memory.figures(reset_peak=True).peak
 
 
 def _seconds(step: UpdateStep, batches: Sequence[MicroBatch]) -> float:
