@@ -38,6 +38,8 @@ def _checked(order: Check, reports: Reports) -> dict[str, Any]:
     prompts = check_values(config)
     choose_blas(order.blas)
     memory.configure()
+    # The counter is the process's: what was looked at before is no part of this.
+    memory.figures(reset_peak=True)
     tokenizer = read_tokenizer(locate(config, order, reports), config, None)
     try_prompts(prompts, tokenizer)
     model = load(config, None)
