@@ -36,6 +36,8 @@ def main() -> None:
     names = chosen.cases or [name for name, case in CASES.items() if case.short or not chosen.short]
     kept = HERE / "results.json"
     results = json.loads(kept.read_text()) if kept.is_file() else {}
+    if chosen.beside == "installed" and (missing := [name for name in names if name not in results]):
+        parser.error(f"--beside installed adds to kept results, and there are none of {', '.join(missing)}")
     with folder_of(chosen) as folder:
         for name in names:
             load = os.getloadavg()[0]

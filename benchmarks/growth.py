@@ -218,8 +218,8 @@ def main() -> None:
         for point in PARTS[part]:
             kept[part].append({**one(part, point), "load": round(os.getloadavg()[0], 1)})
             print(line(part, kept[part][-1]), flush=True)
-        if chosen.output:
-            chosen.output.write_text(json.dumps(kept, indent=1) + "\n")
+            if chosen.output:
+                chosen.output.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

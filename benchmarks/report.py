@@ -49,16 +49,18 @@ def table(results: dict[str, Any]) -> str:
         " | peak memory GB, ratio (goal) | first update s, ratio (goal) | losses apart | load, date |\n"
         "|---|---|---|---|---|---|---|---|"
     )
-    whole = {name: result for name, result in results.items() if "stock" in result["ratios"]}
-    return "\n".join([head, *(_row(name, result) for name, result in whole.items())])
+    return "\n".join([head, *(_row(name, result) for name, result in results.items())])
 
 
 def _row(name: str, result: dict[str, Any]) -> str:
     sides, ratios, goals = result["sides"], result["ratios"], result["goals"]
     rate = {side: f"{figures['tokens_per_second']:,.0f}" for side, figures in sides.items()}
     peak = " / ".join(f"{sides[side]['peak_bytes'] / 1e9:.2f}" for side in ("trainwire", "same"))
-    first = " / ".join(f"{sides[side]['first_update_seconds']:.1f}" for side in ("trainwire", "same", "stock"))
-    same, stock = (f"{rate[side]}, {ratios[side]:.1f} (≥ {goals[side]:g})" for side in ("same", "stock"))
+    first = " / ".join(f"{figures['first_update_seconds']:.1f}" for figures in sides.values())
+    same, stock = (
+        f"{rate[side]}, {ratios[side]:.1f} (≥ {goals[side]:g})" if side in rate else "not measured"
+        for side in ("same", "stock")
+    )
     return (
         f"| {name} | {rate['trainwire']} | {same} | {stock}"
         f" | {peak}, {ratios['peak']:.2f} (≤ {goals['peak']:g})"
