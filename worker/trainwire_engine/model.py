@@ -133,7 +133,7 @@ class Model:
     def adopt(self, params: Callable[[], Arrays], *, traced: bool) -> None:
         """Take an update's weights, given when they are asked for; after a trace the module holds tracers, which are
         let go."""
-        self._later = params
+        self._trainable, self._later = {}, params
         self._stale = True
         if traced:
             self.release()

@@ -97,9 +97,10 @@ class UpdateStep:
         limits = mx.array([tokens, learning_rate, max_grad_norm or float("inf")], mx.float32)
         params, state, measured = self._finish(self._params, self._state, grads, loss, correct, limits)
         del grads
-        mx.eval(params, state, measured)
+        # Nothing else holds the old ones now, so the new ones take their memory where they can.
         model.adopt(functools.partial(self._layout.split, params), traced=self._traced)
         self._params, self._state, self._traced = params, state, False
+        mx.eval(params, state, measured)
         mean, guessed, norm, finite = measured.tolist()
         reason, self._not_recorded = self._not_recorded, ""
         return UpdateResult(mean, tokens, round(guessed), norm, skipped=not finite, not_recorded=reason)
