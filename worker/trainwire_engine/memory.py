@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from trainwire_engine import native
+from trainwire_engine import cgroup, native
 
 _CUDA_SETTINGS = {
     # Larger pieces would spare the host time, but the memory of a piece is only used again after it.
@@ -67,20 +67,24 @@ def clear_cache() -> None:
 
 
 def total_memory() -> int:
-    """Bytes of the memory that MLX's default device computes in, whoever uses it now."""
+    """Bytes of the memory that MLX's default device computes in, whoever uses it now; a container's limit counts."""
     info = mx.device_info()
-    for key in ("memory_size", "total_memory"):
-        if key in info:
-            return int(info[key])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    of_device = next((int(info[key]) for key in ("memory_size", "total_memory") if key in info), None)
+    if mx.default_device() != mx.cpu and of_device is not None:
+        return of_device
+    whole = of_device or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(whole, cgroup.memory_limit() or whole)
 
 
 def available() -> int:
-    """Bytes that can still be had: of the device, or, where MLX computes on the CPU, of the machine."""
+    """Bytes that can still be had: of the device, or, where MLX computes on the CPU, of the machine and of a
+    container's limit."""
     if mx.default_device() == mx.cpu and sys.platform == "linux":
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                of_machine = int(line.split()[1]) * 1024
+                left = cgroup.memory_left()
+                return of_machine if left is None else min(of_machine, left)
     return total_memory() - figures().active
 
 
