@@ -16,6 +16,8 @@ from trainwire_engine.optimizer import Optimizer
 
 Arrays = dict[str, mx.array]
 
+_ALIGNED = 4
+"""Weights begin at a multiple of so many elements, 16 bytes, which kernels read at a time."""
 _MOST = 2**30
 """Elements of a joined array, unless a single weight has more."""
 COUNT = "count"
@@ -49,18 +51,18 @@ class Joined(Apart):
         self._parts: dict[str, list[str]] = {}
         room: dict[bool, int] = {}
         for name, weight in weights.items():
-            matrix = weight.ndim >= 2
-            if room.get(matrix, 0) < weight.size:
+            matrix, size = weight.ndim >= 2, _up(weight.size)
+            if room.get(matrix, 0) < size:
                 room[matrix] = _MOST
                 self._parts[f"{'matrices' if matrix else 'others'}.{len(self._parts)}"] = []
-            room[matrix] -= weight.size
+            room[matrix] -= size
             last = [part for part in self._parts if part.startswith("matrices") == matrix][-1]
             self._parts[last].append(name)
 
     def join(self, named: Arrays) -> Arrays:
         joined = {}
         for part, names in self._parts.items():
-            flat = mx.concatenate([named[name].reshape(-1) for name in names])
+            flat = mx.concatenate([piece for name in names for piece in _padded(named[name].reshape(-1))])
             joined[part] = flat[None] if part.startswith("matrices") else flat
         return joined
 
@@ -71,7 +73,7 @@ class Joined(Apart):
             for name in names:
                 end = start + math.prod(self._shapes[name])
                 views[name] = flat[start:end].reshape(self._shapes[name])
-                start = end
+                start = _up(end)
         return {name: views[name] for name in self._shapes}
 
     def join_state(self, named: Arrays) -> Arrays:
@@ -91,6 +93,16 @@ def layout(weights: Arrays, optimizer: Optimizer) -> Apart:
     """Join the weights if kernels for long arrays are there and the optimizer's rule is elementwise."""
     fitting = tensors.usable(weights) and all(weight.dtype == mx.float32 for weight in weights.values())
     return Joined(weights) if fitting and optimizer.elementwise else Apart()
+
+
+def _up(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def _padded(flat: mx.array) -> list[mx.array]:
+    """An array, and the zeros behind it, which have no gradient and stay zeros."""
+    more = _up(flat.size) - flat.size
+    return [flat, mx.zeros(more, flat.dtype)] if more else [flat]
 
 
 def _slots(state: Arrays) -> list[str]:

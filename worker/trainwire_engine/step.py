@@ -26,6 +26,10 @@ from trainwire_engine.optimizer import Optimizer
 from trainwire_engine.ranks import Alone
 from trainwire_engine.segments import apart
 
+_AN_UPDATE = 6
+"""Times the trained weights' bytes that an update with recordings takes: their own weights and sums, the gradients, the
+new weights, and a new state of twice the size."""
+
 
 @dataclass(frozen=True)
 class UpdateResult:
@@ -70,12 +74,13 @@ class UpdateStep:
         self.lanes = Lanes(model.total_parameters)
         self.meanwhile: Callable[[], None] = lambda: None
         self._not_recorded = ""
+        self._whole = True
         self._binding = threading.Lock()
         self._sums = compiled(self._trace_sums)
         self._recordings = self._new_recordings()
         # A dozen launches in all need no trace, and MLX compares the outputs of such launches pair by pair.
-        together = optimizer.together(self._params)
-        self._finish: Callable[..., Any] = self._trace_finish if together else compiled(self._trace_finish, fused=True)
+        few = optimizer.together(self._params)
+        self._finish: Callable[..., Any] = self._trace_finish if few else compiled(self._trace_finish, fused=True)
 
     def __call__(
         self,
@@ -100,19 +105,26 @@ class UpdateStep:
         # Nothing else holds the old ones now, so the new ones take their memory where they can.
         model.adopt(functools.partial(self._layout.split, params), traced=self._traced)
         self._params, self._state, self._traced = params, state, False
+        self._whole = False
         mx.eval(params, state, measured)
+        self._whole = True
         mean, guessed, norm, finite = measured.tolist()
         reason, self._not_recorded = self._not_recorded, ""
         return UpdateResult(mean, tokens, round(guessed), norm, skipped=not finite, not_recorded=reason)
 
     @property
     def state(self) -> Arrays:
-        """The optimizer's state by weights; setting it, and the model's weights, is a resume."""
+        """The optimizer's state by weights; setting it, and the model's weights, is a resume.
+
+        Raises RuntimeError after an update that failed halfway: its weights are neither the old nor the new ones.
+        """
+        if not self._whole:
+            raise RuntimeError("The last update was left halfway: there is nothing whole to save.")
         return self._layout.split_state(self._state)
 
     @state.setter
     def state(self, state: Arrays) -> None:
-        self._state = self._layout.join_state(state)
+        self._state, self._whole = self._layout.join_state(state), True
 
     def reduce(self, own: Any, micro_batches: Sequence[MicroBatch]) -> tuple[Any, int]:
         """Add the sums of all ranks up; gives them with their trained tokens."""
@@ -170,6 +182,8 @@ class UpdateStep:
     def trace_anew(self) -> None:
         """Forget compiled passes, because the model's layers were changed."""
         self._sums = compiled(self._trace_sums)
+        # The memory of the old ones first.
+        self._recordings = None
         self._recordings = self._new_recordings()
 
     def give_back(self) -> None:
@@ -181,7 +195,11 @@ class UpdateStep:
     def _new_recordings(self) -> Recordings | None:
         if not recordings.usable(self._params):
             return None
-        most = memory.total_memory() // 2
+        weights = sum(param.nbytes for param in self._params.values())
+        most = min(memory.total_memory() // 2, memory.available() - _AN_UPDATE * weights)
+        if most <= 0:
+            self._not_recorded = f"beside {weights / 1e9:.1f} GB of weights and their update there is no room for that"
+            return None
         return Recordings(compiled(self._trace_into), self._params, self._layout.split, most)
 
     def _trace_into(self, params: Arrays, inputs: tuple[mx.array, ...], into: Arrays) -> list[mx.array]:

@@ -34,15 +34,22 @@ def equal(got: dict[str, mx.array], expected: dict[str, mx.array]) -> None:
 def test_what_is_joined_comes_apart_again_in_its_order() -> None:
     layout = Joined(arrays())
     parts = layout.join(arrays(1))
-    assert [(part.ndim, part.size) for part in parts.values()] == [(2, 23), (1, 6)]
+    assert [(part.ndim, part.size) for part in parts.values()] == [(2, 28), (1, 12)]
     equal(layout.split(parts), arrays(1))
+
+
+def test_each_weight_begins_where_sixteen_bytes_do() -> None:
+    layout = Joined(arrays())
+    numbered = {part: mx.arange(array.size).reshape(array.shape) for part, array in layout.join(arrays(1)).items()}
+    firsts = [view.reshape(-1).tolist()[0] for view in layout.split(numbered).values()]
+    assert firsts == [0, 0, 8, 8, 16]
 
 
 def test_no_joined_array_is_longer_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined, "_MOST", 10)
     layout = Joined(arrays())
     parts = layout.join(arrays(1))
-    assert sorted(part.size for part in parts.values()) == [6, 6, 8, 9]
+    assert sorted(part.size for part in parts.values()) == [4, 8, 8, 8, 12]
     equal(layout.split(parts), arrays(1))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from tiny import RandomRows
 
 from trainwire_engine import memory, native
+from trainwire_engine import step as engine_step
 from trainwire_engine.batches import plan
+from trainwire_engine.cuda import recordings
 from trainwire_engine.model import load_model
 from trainwire_engine.optimizer import Optimizer
 from trainwire_engine.step import UpdateStep
@@ -103,3 +106,35 @@ def test_new_weights_and_moments_take_the_place_of_the_old(
         step(batches, step=number, learning_rate=1e-3, max_grad_norm=1.0)
         peaks.append(mx.get_peak_memory() / weights)
     assert peaks[-1] < 6.0, peaks
+
+
+def test_an_update_lets_the_weights_of_before_go_though_nobody_asks_for_its_own(
+    config: Callable[..., Config], tiny: Callable[..., Path]
+) -> None:
+    settings = config(model=tiny(hidden_size=WIDTH, intermediate_size=INNER), method="full", optimizer="sgd")
+    gc.collect()
+    others = mx.get_active_memory()
+    step = UpdateStep(load_model(settings), Optimizer(settings), settings)
+    weights = sum(weight.nbytes for weight in step.model.trainable.values())
+    batches = plan(RandomRows(2), range(2), 4096)
+    held = []
+    for number in range(2):
+        step(batches, step=number, learning_rate=1e-3, max_grad_norm=1.0)
+        held.append(mx.get_active_memory())
+    assert min(held) - others < 1.5 * weights
+
+
+@pytest.mark.parametrize("free", [5, 7])
+def test_passes_are_recorded_if_that_leaves_room_for_the_rest_of_an_update(
+    free: int, config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(method="full")
+    model = load_model(settings)
+    weights = sum(weight.nbytes for weight in model.trainable.values())
+    most = list[int]()
+    monkeypatch.setattr(recordings, "usable", lambda params: True)
+    monkeypatch.setattr(engine_step, "Recordings", lambda trace, params, split, kept: most.append(kept))
+    monkeypatch.setattr(memory, "total_memory", lambda: 100 * weights)
+    monkeypatch.setattr(memory, "available", lambda: free * weights)
+    UpdateStep(model, Optimizer(settings), settings)
+    assert most == ([weights] if free == 7 else [])

@@ -36,6 +36,8 @@ _DIFFERENCE = 1e-2
 _FRESH_STARTS = 3
 """Times that all recordings are given up to make room for another."""
 
+_rehearsals: list[threading.Thread] = []
+
 
 class RecordingFailed(Exception):
     """What a recording cannot do, or did wrong; passes can be made without."""
@@ -153,6 +155,8 @@ class Recordings:
         recording.repeat()
         norm = _norm(expected)
         if not isfinite(norm):
+            # Recorded anew, as playing one back says nothing about what was recorded.
+            self._recordings.clear()
             return
         apart = {name: expected[name] - total for name, total in tensors.copied(self._totals).items()}
         difference = _norm(apart)
@@ -180,6 +184,9 @@ def _apart(held: mx.array, inputs: Inputs) -> tuple[mx.array, ...]:
 def usable(params: Arrays) -> bool:
     """Tell whether passes for these weights can be recorded here."""
     fitting = tensors.usable(params) and all(param.dtype == mx.float32 for param in params.values())
+    # It makes and drops arrays, while MLX's cache of buffers is looked at.
+    while _rehearsals:
+        _rehearsals.pop().join()
     return fitting and kernels.available() and graphs.usable() and arena.usable()
 
 
@@ -205,7 +212,8 @@ def rehearse(weights: int, leaf: mx.Dtype) -> None:
         tensors.square_sum(totals)
         arena.compile_claims()
 
-    threading.Thread(target=launch, name="rehearsal", daemon=True).start()
+    _rehearsals.append(threading.Thread(target=launch, name="rehearsal", daemon=True))
+    _rehearsals[-1].start()
 
 
 def _norm(arrays: Arrays) -> float:
