@@ -23,7 +23,8 @@ WEIGHTS, MASTERS, OPTIMIZER = "model.safetensors", "masters.safetensors", "optim
 class Snapshot:
     """The files of a checkpoint as they are to be, by name; later updates do not change it.
 
-    It holds the arrays of the update it was taken after, so it costs memory only once the next update is made.
+    It holds the arrays of the update it was taken after, so it costs memory only once the next update is made; of
+    weights that are joined to long arrays it holds copies.
     """
 
     step: int
