@@ -9,7 +9,7 @@ import msgspec
 
 from trainwire_engine import memory
 from trainwire_engine.describe import data_event, resolved
-from trainwire_engine.estimate import estimate, sizes
+from trainwire_engine.estimate import Sizes, estimate, sizes
 from trainwire_engine.failures import as_error
 from trainwire_engine.feed import shapes_of_run
 from trainwire_engine.optimizer import Optimizer
@@ -55,7 +55,12 @@ def _checked(order: Check, reports: Reports) -> dict[str, Any]:
         splits.append(data_event("valid", valid, config, None))
     reports.alive("compile")
     step = UpdateStep(model, Optimizer(config), config)
-    found = sizes(train, rows, config.micro_batch_tokens or 0, total, step.lanes, shapes, packing=config.packing)
+
+    def planned(budget: int) -> Sizes:
+        run = msgspec.structs.replace(config, micro_batch_tokens=budget)
+        shapes = shapes_of_run(train, rows, run, total)
+        return sizes(train, rows, budget, total, step.lanes, shapes, packing=config.packing)
+
     evaluated = int(valid.lengths.sum()) * _evaluations(config, total) if valid is not None else 0
     return {
         "valid": True,
@@ -65,7 +70,7 @@ def _checked(order: Check, reports: Reports) -> dict[str, Any]:
         "total_steps": total,
         "trainable_parameters": model.trainable_parameters,
         "total_parameters": model.total_parameters,
-        "estimate": asdict(estimate(model, step, found, config, steps=total, evaluated_tokens=evaluated)),
+        "estimate": asdict(estimate(model, step, planned, config, steps=total, evaluated_tokens=evaluated)),
         "samples": samples(train, tokenizer),
     }
 

@@ -11,7 +11,7 @@ fitting.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import ceil
@@ -24,9 +24,10 @@ from trainwire_engine.batches import MicroBatch, Order, plan
 from trainwire_engine.lanes import Lanes
 from trainwire_engine.model import Model
 from trainwire_engine.palette import Palette
+from trainwire_engine.proposal import Needs, Proposal
 from trainwire_engine.shapes import Shapes
 from trainwire_engine.step import UpdateStep
-from trainwire_engine.trials import at_once, made_up, tried_share, try_finish, try_passes, try_update
+from trainwire_engine.trials import at_once, made_up, tried_share, try_finish, try_passes, try_seconds, try_update
 from trainwire_protocol.config import Config
 
 _SAFE_SHARE = 0.5
@@ -39,6 +40,8 @@ _ROWS, _EXTREMES = 4096, 8
 """Rows whose updates are planned as a sample of the epoch, and updates with the most tokens or the longest rows."""
 _FORWARD_SHARE = 0.35
 """Time of a forward pass as a share of forward and backward."""
+_PASSES = 3
+"""Passes over its micro-batches that a trial for a proposal makes, about."""
 
 
 @dataclass(frozen=True)
@@ -101,26 +104,34 @@ def _at_once(lanes: Lanes, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
 
 
 def estimate(
-    model: Model, step: UpdateStep, sizes: Sizes, config: Config, *, steps: int, evaluated_tokens: int
+    model: Model,
+    step: UpdateStep,
+    planned: Callable[[int], Sizes],
+    config: Config,
+    *,
+    steps: int,
+    evaluated_tokens: int,
 ) -> Estimate:
     """Make the trials and predict a run of so many `steps`; `evaluated_tokens` are those of all its evaluations.
+
+    `planned` gives the sizes of the run's updates for a `micro_batch_tokens`.
 
     Changes the model's weights: for a process that does not train afterwards.
     """
     before = memory.figures(reset_peak=True)
     free = memory.available()
     clip = config.max_grad_norm or None
+    sizes = planned(config.micro_batch_tokens or 0)
     lanes = _largest_of_lanes(step.lanes, sizes.largest)
     # The first update makes the optimizer's state what it is from then on.
     end, rest = try_finish(step, sum(map(len, lanes)), len(lanes), clip)
     step.trace_anew()
     held = memory.figures().active
-    tried = _harmless(model, lanes, free)
-    grows = _tokens(chain(*lanes)) / _tokens(chain(*tried))
-    found = try_passes(step, tried)
-    per_token = found.seconds / _tokens(chain(*tried))
-    taken = round(at_once(found.lanes) * grows)
-    peak = max(held + taken, end)
+    safe = _safe_tokens(model, free)
+    tried = lanes if _tokens(chain(*lanes)) <= safe else _smaller(model, lanes[0][0], safe)
+    needs = _needs(step, lanes, tried, end - held)
+    per_token = try_seconds(step, list(chain(*tried))) / _tokens(chain(*tried))
+    taken, peak = needs.passes, held + needs.bytes
     if taken <= free * _SAFE_SHARE and per_token * _tokens(sizes.largest) <= trials.PATIENCE_S:
         measured, seconds = try_update(step, sizes.largest, clip)
         # Several lanes may meet at a fuller moment another time.
@@ -128,24 +139,29 @@ def estimate(
         per_token = max(0.0, seconds - rest) / _tokens(sizes.largest)
     snapshot = _snapshot_bytes(model, step) if _saves_while_training(config, steps) else 0
     update_seconds = per_token * sizes.mean_tokens + rest
-    needs = _Needs(
-        passes=taken,
-        kept=round(sum(lane.kept for lane in found.lanes) * grows),
-        end=end - held,
-        # A lane with a second pass holds the gradients of its first.
-        again=sum(leaf.nbytes for leaf in model.trainable.values()) * sum(len(lane) == 1 for lane in lanes),
+
+    def attempt(lanes: Sequence[Sequence[MicroBatch]], patience: float) -> Needs | None:
+        tokens = _tokens(chain(*lanes))
+        if tokens > safe or tokens * per_token * tried_share(model) * _PASSES > patience:
+            return None
+        return _needs(step, lanes, lanes, end - held)
+
+    most = ceil(sizes.most_tokens / len(lanes))
+    proposal = Proposal(
+        room=(before.active + free) * _USABLE_SHARE - snapshot - held,
+        useful=max(256, 1 << (max(most, needs.length) - 1).bit_length()),
+        most=most,
+        plan=lambda budget: _largest_of_lanes(step.lanes, planned(budget).largest),
+        attempt=attempt,
+        planned=lanes,
+        latest=needs,
     )
     return Estimate(
         peak_bytes=max(before.peak, peak + snapshot),
         available_bytes=before.active + free,
         update_seconds=update_seconds,
         total_seconds=update_seconds * steps + per_token * _FORWARD_SHARE * evaluated_tokens,
-        largest_micro_batch_tokens=_largest_that_fits(
-            (before.active + free) * _USABLE_SHARE - snapshot - held,
-            needs,
-            lanes[0][0].tokens.shape,
-            ceil(sizes.most_tokens / len(lanes)),
-        ),
+        largest_micro_batch_tokens=proposal.find(),
     )
 
 
@@ -159,19 +175,37 @@ def _largest_of_lanes(lanes: Lanes, batches: Sequence[MicroBatch]) -> list[list[
     return [[batch for batch, of in zip(in_order, lane_of) if of == lane][:2] for lane in range(max(lane_of) + 1)]
 
 
-def _harmless(model: Model, lanes: list[list[MicroBatch]], free: int) -> list[list[MicroBatch]]:
-    """The micro-batches themselves, if the passes of a trial over them are harmless by a bound, else smaller ones."""
+def _safe_tokens(model: Model, free: int) -> int:
+    """The tokens over which the passes of a trial are harmless, by a bound."""
     logits = 0 if model.head == "chunked" else 4 * 4 * model.vocab_size
     bound = memory.bytes_per_token(model.model_config) * tried_share(model) + logits
-    safe = int(free * _SAFE_SHARE / bound)
-    if _tokens(chain(*lanes)) <= safe:
-        return lanes
-    first = lanes[0][0]
-    rows, length = first.tokens.shape
+    return int(free * _SAFE_SHARE / bound)
+
+
+def _smaller(model: Model, batch: MicroBatch, safe: int) -> list[list[MicroBatch]]:
+    """A micro-batch of fewer rows, or of shorter ones, that has no more tokens than are safe."""
+    rows, length = batch.tokens.shape
     # Trained positions go through the head in chunks: with as many as there are, its memory is that of the run.
-    positions = first.positions.size
+    positions = batch.positions.size
     rows, length = max(1, min(rows, safe // length)), min(length, max(32, safe // 32 * 32))
     return [[made_up(rows, length, min(positions, rows * length), model.vocab_size)]]
+
+
+def _needs(
+    step: UpdateStep, lanes: Sequence[Sequence[MicroBatch]], tried: Sequence[Sequence[MicroBatch]], end: int
+) -> Needs:
+    """What micro-batches take of each lane, from those that are `tried`: themselves, or smaller ones."""
+    grows = _tokens(chain(*lanes)) / _tokens(chain(*tried))
+    found = try_passes(step, tried)
+    return Needs(
+        length=lanes[0][0].tokens.shape[1],
+        tokens=lanes[0][0].tokens.size,
+        passes=round(at_once(found) * grows),
+        kept=round(sum(lane.kept for lane in found) * grows),
+        end=end,
+        # A lane with a second pass holds the gradients of its first.
+        again=sum(leaf.nbytes for leaf in step.model.trainable.values()) * sum(len(lane) == 1 for lane in lanes),
+    )
 
 
 def _saves_while_training(config: Config, steps: int) -> bool:
@@ -181,37 +215,3 @@ def _saves_while_training(config: Config, steps: int) -> bool:
 def _snapshot_bytes(model: Model, step: UpdateStep) -> int:
     """What a checkpoint that is being written keeps of the update it was taken after."""
     return sum(leaf.nbytes for leaf in (*model.trainable.values(), *step.state.values()))
-
-
-@dataclass(frozen=True)
-class _Needs:
-    """Bytes above what is held between updates: of the `passes`, `kept` of them by the backward pass; at an update's
-    `end`; and `again` more where lanes that make one pass make several."""
-
-    passes: int
-    kept: int
-    end: int
-    again: int
-
-    def at(self, share: float) -> float:
-        """What micro-batches take that have this share of the tokens; what is not kept grows, but does not shrink."""
-        again = self.again if share < 1 else 0
-        return again + max(self.end, self.kept * share + (self.passes - self.kept) * max(1.0, share))
-
-
-def _largest_that_fits(room: float, needs: _Needs, shape: tuple[int, ...], most_tokens: int) -> int | None:
-    """The largest power of two for `micro_batch_tokens`, not above what any update can use.
-
-    The `needs` are those of micro-batches of this shape. A row goes alone if it must.
-    """
-    rows, length = shape
-    now = rows * length
-
-    def takes(tokens: int) -> float:
-        return needs.at(max(length, min(tokens, max(most_tokens, now))) / now)
-
-    if takes(length) > room:
-        return None
-    useful = max(256, 1 << (max(most_tokens, length) - 1).bit_length())
-    fitting = [1 << power for power in range(5, 18) if takes(1 << power) <= room]
-    return min(fitting[-1], useful) if fitting else None

@@ -27,7 +27,7 @@ from trainwire_engine.model import Model
 from trainwire_engine.step import UpdateStep
 
 PATIENCE_S = 10.0
-"""Seconds after which no further update is tried."""
+"""Seconds after which no further update is tried, and no further plan for a proposal."""
 _OF_A_KIND = 3
 """Blocks of a kind in the larger trial: with fewer, MLX's dispatch ahead of the computation blurs the peak."""
 
@@ -38,14 +38,6 @@ class Fullest:
 
     taken: int
     kept: int
-
-
-@dataclass(frozen=True)
-class Trials:
-    """What whole passes would take by the trials: each lane's bytes, and `seconds` for all lanes together."""
-
-    lanes: list[Fullest]
-    seconds: float
 
 
 def at_once(lanes: Sequence[Fullest]) -> int:
@@ -60,27 +52,32 @@ def at_once(lanes: Sequence[Fullest]) -> int:
     return sum(lane.kept for lane in lanes) + (max(brief) + sum(brief)) // 2
 
 
-def try_passes(step: UpdateStep, lanes: Sequence[Sequence[MicroBatch]]) -> Trials:
-    """Make the passes over micro-batches of each lane, the largest first, with few blocks."""
+def try_passes(step: UpdateStep, lanes: Sequence[Sequence[MicroBatch]]) -> list[Fullest]:
+    """Make the passes over micro-batches of each lane, the largest first, with few blocks: what whole ones take."""
+    kinds = kinds_of(step.model)
+    peaks: dict[Any, int] = {}
+    with only(step, first_of(kinds, _OF_A_KIND)), _on_lanes(step, 1):
+        # What a card keeps of recorded passes counts with them.
+        held = memory.figures().active
+        for lane in lanes:
+            for count in range(1, len(lane) + 1):
+                if _shapes(lane[:count]) not in peaks:
+                    peaks[_shapes(lane[:count])] = _peak(step, lane[:count]) - held
+    return [_fullest(step, lane, kinds, peaks) for lane in lanes]
+
+
+def try_seconds(step: UpdateStep, batches: Sequence[MicroBatch]) -> float:
+    """What whole passes over micro-batches would take on all lanes together, from passes with few blocks."""
     kinds = kinds_of(step.model)
     few, some = first_of(kinds, 1), first_of(kinds, _OF_A_KIND)
     left_out = sum(len(kind) for kind in kinds) - len(some)
-    tried = [batch for lane in lanes for batch in lane]
-    peaks: dict[Any, int] = {}
     with only(step, some):
-        # What a card keeps of recorded passes counts with them.
-        held = memory.figures().active
-        with _on_lanes(step, 1):
-            for lane in lanes:
-                for count in range(1, len(lane) + 1):
-                    if _shapes(lane[:count]) not in peaks:
-                        peaks[_shapes(lane[:count])] = _peak(step, lane[:count]) - held
-        seconds = _seconds(step, tried)
+        seconds = _seconds(step, batches)
     if left_out:
         with only(step, few):
-            each = (seconds - _seconds(step, tried)) / (len(some) - len(few))
+            each = (seconds - _seconds(step, batches)) / (len(some) - len(few))
         seconds += max(0.0, each) * left_out
-    return Trials([_fullest(step, lane, kinds, peaks) for lane in lanes], seconds)
+    return seconds
 
 
 def _fullest(step: UpdateStep, lane: Sequence[MicroBatch], kinds: list[list[int]], peaks: dict[Any, int]) -> Fullest:
