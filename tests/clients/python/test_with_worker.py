@@ -10,13 +10,15 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 import trainwire_client as tw
 from trainwire_client import Checkpoint, Complete, End, Init, Log, Paused, Step
 from trainwire_protocol.rundir import lock_holder
+
+Answer = TypeVar("Answer")
 
 ROWS = [
     {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": f"Ho {n}"}]} for n in range(8)
@@ -332,6 +334,13 @@ def front_end(program: str, tmp_path: Path, step_ms: float) -> subprocess.Comple
     return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=240)
 
 
+def once_free(command: Callable[[], Answer]) -> Answer:
+    """Give a command as soon as the one who steers has left the control socket."""
+    while True:
+        with contextlib.suppress(tw.NoWorker):
+            return command()
+
+
 def test_a_run_that_was_let_go_outlives_its_front_end_and_is_steered_by_attach(tmp_path: Path) -> None:
     front = front_end(DETACHED, tmp_path, 5)
     assert front.returncode == 0, front.stderr
@@ -343,12 +352,8 @@ def test_a_run_that_was_let_go_outlives_its_front_end_and_is_steered_by_attach(t
         assert run.status().phase == "paused"
         with tw.attach(tmp_path / "run") as second:
             # The first leaves the socket a moment after its last answer, and takes it again.
-            seen = None
-            while seen is None:
-                with contextlib.suppress(tw.NoWorker):
-                    seen = second.status()
-            assert seen.phase == "paused"
-        run.resume()
+            assert once_free(second.status).phase == "paused"
+        once_free(run.resume)
         assert run.stop().outcome == "stopped"
         rest = list(run)
         assert seqs(first + rest) == list(range(1, len(first + rest) + 1))

@@ -55,7 +55,7 @@ def test_checkpointed_blocks_keep_a_fraction_of_the_activations(peak: Callable[.
     plain = [peak(layers, rows=4, length=96) for layers in (2, 8)]
     again = [peak(layers, rows=4, length=96, gradient_checkpointing=True) for layers in (2, 8)]
     assert again[1] < 0.55 * plain[1]
-    assert again[1] - again[0] < 0.3 * (plain[1] - plain[0])
+    assert again[1] - again[0] < 0.4 * (plain[1] - plain[0])
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
