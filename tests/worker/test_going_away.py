@@ -201,6 +201,8 @@ def test_detach_lets_the_run_outlive_its_front_end_whatever_the_options_say(serv
     worker.begin()
     assert worker.result("detach") == {"changed": True}
     assert worker.result("detach") == {"changed": False}
+    # An order before this boundary would not be the one that the script waits for.
+    worker.wait("step", step=2)
     worker.send("checkpoint")
     worker.close_input()
     worker.close_output()
