@@ -14,11 +14,11 @@ from trainwire_engine.evaluate import EvalResult, evaluate
 from trainwire_engine.generate import Prompt, best_and_worst, generate, generate_all, reference_losses
 from trainwire_engine.lanes import stay_on_one_lane
 from trainwire_engine.model import Model
+from trainwire_engine.passes import EvaluateSums
 from trainwire_engine.ranks import Alone
 from trainwire_engine.reports import Reports
 from trainwire_engine.saving import Saves
 from trainwire_engine.schedule import Course
-from trainwire_engine.step import EvaluateSums
 from trainwire_protocol.channel import CheckpointOrder, EvalOrder, GenerateOrder, SetOrder
 from trainwire_protocol.errors import BadParams, ShuttingDown, WrongState
 from trainwire_protocol.events import Activity

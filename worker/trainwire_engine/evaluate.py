@@ -11,8 +11,8 @@ import mlx.core as mx
 import numpy as np
 
 from trainwire_engine.batches import MicroBatch, plan
+from trainwire_engine.passes import EvaluateSums
 from trainwire_engine.ranks import Alone, Sums
-from trainwire_engine.step import EvaluateSums
 
 _ROWS_AT_ONCE = 1024
 """Rows whose arrays are made together; a validation set may be larger than memory."""

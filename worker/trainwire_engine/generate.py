@@ -13,8 +13,8 @@ import numpy as np
 
 from trainwire_engine.batches import plan
 from trainwire_engine.model import Model
+from trainwire_engine.passes import EvaluateSums
 from trainwire_engine.sampler import answer_tokens
-from trainwire_engine.step import EvaluateSums
 from trainwire_engine.template import TemplateFailed
 from trainwire_protocol.errors import BadParams, ConfigInvalid
 

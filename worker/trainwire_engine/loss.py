@@ -154,7 +154,7 @@ def _leaf(layer: Any, name: str) -> mx.array:
 def micro_batch_sums(
     model: Model, params: Arrays, batch: Sequence[mx.array], *, smoothing: float, gradient: bool
 ) -> tuple[mx.array, mx.array]:
-    """Loss and correct guesses of a micro-batch (as `step.device_arrays` makes it) under given weights.
+    """Loss and correct guesses of a micro-batch (as `passes.device_arrays` makes it) under given weights.
 
     Binds the weights into the module. With `gradient` the head is made differentiable by its own rule.
     """

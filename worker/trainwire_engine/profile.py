@@ -19,9 +19,10 @@ from trainwire_engine.batches import MicroBatch
 from trainwire_engine.loss import before_head, head_sums
 from trainwire_engine.model import Arrays, Model
 from trainwire_engine.optimizer import Optimizer
+from trainwire_engine.passes import compiled, device_arrays
 from trainwire_engine.ranks import Alone
 from trainwire_engine.segments import apart
-from trainwire_engine.step import UpdateResult, UpdateStep, compiled, device_arrays
+from trainwire_engine.step import UpdateResult, UpdateStep
 from trainwire_protocol.events import Level
 
 

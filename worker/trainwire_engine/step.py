@@ -14,7 +14,7 @@ import numpy as np
 from trainwire_engine import memory
 from trainwire_engine.adapters import set_dropout_keys
 from trainwire_engine.batches import MicroBatch
-from trainwire_engine.cuda import recordings, tensors, tracing
+from trainwire_engine.cuda import recordings, tensors
 from trainwire_engine.cuda.recordings import CORRECT, LOSS, RecordingFailed, Recordings
 from trainwire_engine.dropout import token_keys
 from trainwire_engine.fastmath import on_cpu
@@ -23,6 +23,7 @@ from trainwire_engine.lanes import Lanes, together
 from trainwire_engine.loss import micro_batch_sums
 from trainwire_engine.model import Arrays, Model
 from trainwire_engine.optimizer import Optimizer
+from trainwire_engine.passes import compiled, device_arrays, host_arrays
 from trainwire_engine.ranks import Alone
 from trainwire_engine.segments import apart
 
@@ -242,60 +243,6 @@ class UpdateStep:
         scale = mx.minimum(1.0, max_norm / (clipped_norm + 1e-6)) / tokens
         params, state = self.optimizer.apply(params, grads, state, learning_rate, scale=scale, accept=accept)
         return params, state, mx.stack([loss, correct, norm, accept.astype(mx.float32)])
-
-
-class EvaluateSums:
-    """Sum loss and correct guesses of micro-batches without gradient, dropout or label smoothing."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self._traced = False
-        self._sums = compiled(self._trace)
-
-    def __call__(self, batch: MicroBatch) -> tuple[mx.array, mx.array]:
-        """Return (loss sum in nats, correct), two lazy float32 scalars; the tokens are `batch.weights.sum()`."""
-        sums: tuple[mx.array, mx.array] = self._sums(self.model.trainable, device_arrays(batch))
-        if self._traced:
-            self.model.release()
-            self._traced = False
-        return sums
-
-    def _trace(self, params: Arrays, batch: tuple[mx.array, ...]) -> tuple[mx.array, mx.array]:
-        self._traced = True
-        self.model.train_mode(False)
-        with apart(*batch[5:]):
-            return micro_batch_sums(self.model, params, batch, smoothing=0.0, gradient=False)
-
-
-def compiled(function: Callable[..., Any], *, fused: bool = False) -> Callable[..., Any]:
-    """Compile a step function where that pays: on the CPU, fused kernels save less than their C++ compiler costs.
-
-    Measured: tracing saves under 1 % of a step of 2 million weights and 18 % of one of 35 thousand, while the
-    40 kernels of a first step take 20 s to compile. On a CUDA card with our kernels operations are `fused` only if
-    asked for.
-    """
-    if mx.default_device() == mx.cpu:
-        return function
-    traced = mx.compile(function)
-    if not fused:
-        return traced
-
-    def call(*args: Any) -> Any:
-        with tracing.fusing():
-            return traced(*args)
-
-    return call
-
-
-def device_arrays(batch: MicroBatch) -> tuple[mx.array, ...]:
-    """Hand a micro-batch to MLX: tokens, positions, targets, weights, sources, and of a packed one back and spread."""
-    return tuple(mx.array(array) for array in host_arrays(batch))
-
-
-def host_arrays(batch: MicroBatch) -> tuple[np.ndarray, ...]:
-    """The arrays of a micro-batch as `device_arrays` hands them over, each number four bytes."""
-    arrays = (batch.tokens, batch.positions, batch.targets, batch.weights, batch.sources, batch.back, *batch.spread)
-    return tuple(array for array in arrays if array is not None)
 
 
 def _added(totals: Any, sums: Any) -> Any:

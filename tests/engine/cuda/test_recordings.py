@@ -15,7 +15,8 @@ from trainwire_engine.batches import plan
 from trainwire_engine.cuda import kernels, recordings
 from trainwire_engine.model import load_model
 from trainwire_engine.optimizer import Optimizer
-from trainwire_engine.step import EvaluateSums, UpdateResult, UpdateStep
+from trainwire_engine.passes import EvaluateSums
+from trainwire_engine.step import UpdateResult, UpdateStep
 from trainwire_protocol.config import Config
 
 pytestmark = pytest.mark.skipif(

@@ -14,8 +14,8 @@ from trainwire_engine.batches import plan
 from trainwire_engine.data import load_dataset
 from trainwire_engine.evaluate import EvalResult, evaluate
 from trainwire_engine.model import load_model
+from trainwire_engine.passes import EvaluateSums
 from trainwire_engine.state import TrainState
-from trainwire_engine.step import EvaluateSums
 from trainwire_engine.tokenizer import Tokenizer
 from trainwire_protocol import channel as ch
 from trainwire_protocol import events as ev

@@ -18,9 +18,10 @@ from trainwire_engine.dropout import token_keys
 from trainwire_engine.model import load_model
 from trainwire_engine.optimizer import Optimizer
 from trainwire_engine.palette import Palette
+from trainwire_engine.passes import EvaluateSums
 from trainwire_engine.segments import PROVED, apart
 from trainwire_engine.shapes import CPU, CUDA, Shapes
-from trainwire_engine.step import EvaluateSums, UpdateStep
+from trainwire_engine.step import UpdateStep
 from trainwire_protocol.config import Config
 from trainwire_protocol.errors import Unsupported
 

@@ -19,8 +19,9 @@ from trainwire_engine.batches import MicroBatch, plan
 from trainwire_engine.dropout import token_keys
 from trainwire_engine.model import Model, load_model
 from trainwire_engine.optimizer import Optimizer
+from trainwire_engine.passes import EvaluateSums
 from trainwire_engine.shapes import CPU
-from trainwire_engine.step import EvaluateSums, UpdateResult, UpdateStep
+from trainwire_engine.step import UpdateResult, UpdateStep
 from trainwire_protocol.config import Config
 
 ROWS = RandomRows(16)

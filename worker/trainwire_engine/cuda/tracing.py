@@ -6,13 +6,11 @@ A function that is compiled without fusing is still traced once and replayed wit
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
+from trainwire_engine.cuda.graphs import library
 
 _NO_FUSE, _ENABLED = 2, 3
 _SYMBOL = "_ZN3mlx4core16set_compile_modeENS0_11CompileModeE"
@@ -50,6 +48,6 @@ def _set(fuse: bool) -> bool:
 
 def _function() -> Any:
     try:
-        return getattr(ctypes.CDLL(str(Path(mx.__file__).parent / "lib" / "libmlx.so")), _SYMBOL)
+        return getattr(library(), _SYMBOL)
     except (OSError, AttributeError):
         return None
