@@ -43,6 +43,7 @@ class Calls:
     made: list[str] = field(default_factory=list)
     stop_at: int = -1
     interrupt_at: int = -1
+    unrecorded_at: int = -1
 
 
 def build(
@@ -56,7 +57,9 @@ def build(
     def step(batches: Any, *, step: int, learning_rate: float, max_grad_norm: float | None) -> UpdateResult:
         calls.made.append(f"update {step}")
         bad = step in skipped
-        return UpdateResult(float("nan") if bad else 2.0, 3 * len(batches[0].rows), 1, 1.0, skipped=bad)
+        loss = float("nan") if bad else 2.0
+        reason = "recordings take 80.0 GB" if step == calls.unrecorded_at else ""
+        return UpdateResult(loss, 3 * len(batches[0].rows), 1, 1.0, skipped=bad, not_recorded=reason)
 
     step.compiles = lambda batches: not calls.made  # type: ignore[attr-defined]
 
@@ -177,6 +180,14 @@ def test_every_example_is_taken_once_an_epoch_also_around_skipped_updates() -> N
     assert len(rows) == 4
     assert parts.course.state.step == 6
     assert parts.course.state.non_finite == 2
+
+
+def test_it_is_said_once_that_passes_are_not_recorded_any_more() -> None:
+    parts, sent = build(Calls(unrecorded_at=2), config(batch_size=2))
+    assert train(parts) == "finished"
+    (log,) = (report for report in sent if type(report).__name__ == "Log")
+    assert (log.level, log.code, log.details) == ("info", "not_recorded", {"step": 2})
+    assert "recordings take 80.0 GB" in log.message
 
 
 def test_the_limits_of_skipped_updates_end_the_loop() -> None:
