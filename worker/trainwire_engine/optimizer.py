@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from trainwire_engine.cuda import tensors
+from trainwire_engine.cuda.adamw import adamw
 from trainwire_engine.update_rules import MUON_OTHERS, RULES, Arguments, Arrays, Rule, Slots
 from trainwire_protocol.errors import ConfigInvalid
 
@@ -112,7 +113,7 @@ class Optimizer:
         means, squares = ({name: state[f"{slot}.{name}"] for name in params} for slot in ("mean", "square"))
         accept = shared[3]
         scalars = mx.stack([value.astype(mx.float32).reshape(()) for value in (*shared, *steps)])
-        weights, means, squares = tensors.adamw(
+        weights, means, squares = adamw(
             params, grads, means, squares, scalars,
             betas=self.arguments["betas"], eps=self.arguments["eps"], decays=self._decays,
         )  # fmt: skip

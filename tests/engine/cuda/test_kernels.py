@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from trainwire_engine.cuda import install, kernels, moving, norms, rotary, tensors, tracing
+from trainwire_engine.cuda.adamw import adamw
 from trainwire_engine.taking import taken
 
 pytestmark = pytest.mark.skipif(
@@ -331,7 +332,7 @@ def test_adamw_over_many_arrays(accept: bool) -> None:
     squares = {name: mx.square(value) for name, value in means.items()}
     rate, keep, scale, first, second = 0.01, 0.9, 0.5, 1.7, 1.3
     scalars = mx.array([rate, keep, scale, float(accept), first, second])
-    new, mean, square = tensors.adamw(
+    new, mean, square = adamw(
         params, grads, means, squares, scalars, betas=(0.9, 0.999), eps=1e-8, decays=lambda p: p.ndim >= 2
     )
     for name in params:

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from trainwire_engine.cuda import compiler, kernels, norms, recordings, tensors, tracing
+from trainwire_engine.cuda import compiler, kernels, many, norms, recordings, tensors, tracing
 
 
 def test_without_a_card_nothing_is_ready_and_everything_works_as_before() -> None:
@@ -34,14 +34,14 @@ def test_every_source_compiles_for_every_type(file: str, dtype: mx.Dtype) -> Non
 def test_the_arguments_of_a_full_launch_fit_into_four_kilobytes() -> None:
     ins = tuple((name, "float") for name in ("weight", "grad", "mean", "square"))
     outs = tuple((name, "float") for name in ("new_weight", "new_mean", "new_square"))
-    source = tensors.program("adamw", ins, outs, "", tensors.MOST, shared="const float* with")
+    source = many.program("adamw", ins, outs, "", many.MOST, shared="const float* with")
     arguments = source[source.index("(") + 1 : source.index(")")].split(", ")
     assert sum(8 if "*" in argument else 4 for argument in arguments) <= 4096
 
 
 def test_names_are_shared_out_evenly_and_none_is_lost() -> None:
     arrays = {f"w{i}": mx.zeros(1 + i % 3) for i in range(392)}
-    parts = list(tensors.parts(list(arrays), arrays))
+    parts = list(many.parts(list(arrays), arrays))
     assert sorted(name for part in parts for name in part) == sorted(arrays)
     assert {len(part) for part in parts} == {56}
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from trainwire_engine.cuda import arena, graphs, kernels, tensors
 from trainwire_engine.cuda.graphs import Graph, GraphFailed
-from trainwire_engine.cuda.tensors import Arrays
+from trainwire_engine.cuda.many import Arrays
 
 Inputs = tuple[np.ndarray, ...]
 Sums = tuple[tuple[mx.array, mx.array], Arrays]
