@@ -38,6 +38,7 @@ LOG_CODES: dict[str, str] = {
     "uncontrolled": "the front end is gone and the run goes on",
     "tracker_failed": "a tracker has left",
     "not_recorded": "passes on a CUDA card are handed over anew each time, which is slower",
+    "memory_given_back": "memory ran out beside recorded passes: theirs was given back for a second attempt",
     "profile": "where the time of updates goes (`--profile`)",
 }
 """The codes of `log` events. A reader shows a code that it does not know like a `log` without one."""

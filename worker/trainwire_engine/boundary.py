@@ -17,6 +17,7 @@ from trainwire_engine.model import Model
 from trainwire_engine.passes import EvaluateSums
 from trainwire_engine.ranks import Alone
 from trainwire_engine.reports import Reports
+from trainwire_engine.room import Room
 from trainwire_engine.saving import Saves
 from trainwire_engine.schedule import Course
 from trainwire_protocol.channel import CheckpointOrder, EvalOrder, GenerateOrder, SetOrder
@@ -37,8 +38,8 @@ class Boundary:
     prompts: Sequence[Prompt]
     reports: Reports
     saves: Saves
+    room: Room
     ranks: Alone = field(default_factory=Alone)
-    give_back: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._sums = EvaluateSums(self.model)
@@ -76,7 +77,10 @@ class Boundary:
 
     def _evaluate(self, batches: int, interrupted: Interrupted) -> EvalResult | None:
         with self._looking("eval"):
-            return evaluate(self._sums, self.valid, self.course.config, batches, interrupted, self.ranks)
+            config, ranks = self.course.config, self.ranks
+            return self.room.have(
+                "An evaluation", lambda: evaluate(self._sums, self.valid, config, batches, interrupted, ranks)
+            )
 
     def _report(self, result: EvalResult, **more: Any) -> None:
         step = self.course.state.step
@@ -86,24 +90,33 @@ class Boundary:
         config, losses = self.course.config, list[float]()
         chosen: Sequence[int] = range(len(self.prompts))
         if config.sample_display == "best_worst":
-            losses = reference_losses(self._sums, self.tokenizer, self.prompts, config.micro_batch_tokens or 0)
+            losses = self.room.have(
+                "The choice of samples",
+                lambda: reference_losses(self._sums, self.tokenizer, self.prompts, config.micro_batch_tokens or 0),
+            )
             chosen = best_and_worst(losses)
-        asked = [self.prompts[index] for index in chosen]
         length, room = config.generate_max_tokens, config.micro_batch_tokens or 0
         how: dict[str, Any] = {"max_tokens": length, "room": room, "interrupted": interrupted}
-        for index, answer in zip(chosen, generate_all(self.model, self.tokenizer, asked, **how), strict=False):
-            if answer is None:
-                return False
-            loss = losses[index] if losses else None
-            prompt = self.prompts[index].text
-            self.reports.generated(index, prompt, answer.text, answer.tokens, self.course.state.step, loss)
-        return True
+        left = list(chosen)
+
+        def answer_the_rest() -> bool:
+            asked = [self.prompts[index] for index in left]
+            for answer in generate_all(self.model, self.tokenizer, asked, **how):
+                if answer is None:
+                    return False
+                index = left.pop(0)
+                loss = losses[index] if losses else None
+                prompt = self.prompts[index].text
+                self.reports.generated(index, prompt, answer.text, answer.tokens, self.course.state.step, loss)
+            return True
+
+        return self.room.have("A sample", answer_the_rest)
 
     def settle(self) -> None:
         """Finish what is being written and give kept buffers back: training stands still."""
         self.ranks.tell("settle")
         self.saves.settle()
-        self.give_back()
+        self.room.make()
         memory.clear_cache()
 
     def checkpoint(self, order: CheckpointOrder) -> None:
@@ -148,7 +161,9 @@ class Boundary:
         how = {name: getattr(order, name) for name in ("max_tokens", "temperature", "seed", "adapter")}
         with self._looking("generate"):
             prompt = Prompt(order.prompt or "", messages)
-            answer = generate(self.model, self.tokenizer, prompt, interrupted=interrupted, **how)
+            answer = self.room.have(
+                "A sample", lambda: generate(self.model, self.tokenizer, prompt, interrupted=interrupted, **how)
+            )
         if answer is None:
             raise ShuttingDown("The run is stopping.")
         self.reports.answer(order.order, {"text": answer.text, "tokens": answer.tokens, "ms": answer.ms})

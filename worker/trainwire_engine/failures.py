@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import sys
 import traceback
+from collections.abc import Callable
+from typing import TypeVar
 
 from trainwire_protocol.errors import DiskFull, EngineUnavailable, Internal, IoError, OutOfMemory, TrainwireError
+
+T = TypeVar("T")
 
 _MEMORY_WORDS = (
     "out of memory",
@@ -52,6 +56,23 @@ def is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     text = str(error).lower()
     return isinstance(error, RuntimeError | ValueError) and any(words in text for words in _MEMORY_WORDS)
+
+
+def with_room(work: Callable[[], T], make_room: Callable[[], bool]) -> T:
+    """Do work that may run out of memory; if there was memory to give back, do it once more from its beginning.
+
+    `make_room` gives it back and tells whether there was any. Raises what the last attempt raised.
+    """
+    try:
+        return work()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        # What the attempt had made lives on in its frames.
+        traceback.clear_frames(error.__traceback__)
+        if not make_room():
+            raise
+    return work()
 
 
 def disk_error(what: str, error: OSError) -> TrainwireError:

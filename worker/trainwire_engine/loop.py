@@ -114,6 +114,8 @@ def update(parts: Parts) -> tuple[Measured, list[int]]:
             f"Passes are not recorded any more, which makes updates of few tokens slower: {result.not_recorded}.",
             {"step": state.step + 1},
         )
+    if result.room_made:
+        parts.reports.memory_given_back("An update", state.step + 1)
     passes, computed, real = parts.ranks.counts(micro_batches)
     measured = Measured(
         loss=result.loss,

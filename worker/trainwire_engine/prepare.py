@@ -31,6 +31,7 @@ from trainwire_engine.profile import ProfiledStep
 from trainwire_engine.ranks import Alone
 from trainwire_engine.reports import Reports
 from trainwire_engine.resume import Past, model_mark, open_past
+from trainwire_engine.room import Room
 from trainwire_engine.save_lock import SAVE_LOCK_NAME, SaveLock
 from trainwire_engine.saving import Saves
 from trainwire_engine.schedule import Course, total_steps, warmup_steps
@@ -123,10 +124,11 @@ def prepare(begin: Begin, channel: EngineChannel | Mute, reports: Reports, ranks
     stopwatch = Stopwatch(state)
     state.elapsed_ms += (time.perf_counter() - stopwatch_start) * 1000
     lock = SaveLock(run_dir) if ranks.size > 1 else None
+    room = Room(model, step, reports)
     saver = Saver(run_dir, state.step, lambda: course.config.max_checkpoints, lock=lock)
     own = past.folder if past and past.folder.parent == run_dir and not past.changes else None
-    saves = Saves(course, step, Contents(model, tokenizer), saver, reports, stopwatch, passport, own)
-    boundary = Boundary(course, model, tokenizer, valid, prompts, reports, saves, ranks, step.give_back)
+    saves = Saves(course, step, Contents(model, tokenizer), saver, reports, stopwatch, passport, own, room)
+    boundary = Boundary(course, model, tokenizer, valid, prompts, reports, saves, room, ranks)
     control: Control | Follower
     if isinstance(channel, Mute):
         assert isinstance(ranks, Team)

@@ -226,6 +226,11 @@ class Reports:
         """Say something that a person should know."""
         self.send(Log(level=level, message=message, code=code, details=details))
 
+    def memory_given_back(self, what: str, step: int) -> None:
+        """Say that something ran out of memory, and is done once more with that of recorded passes."""
+        message = f"{what} ran out of memory: that of recorded passes was given back, for a second attempt."
+        self.log("warn", "memory_given_back", message, {"step": step})
+
     def answer(self, order: int, result: dict[str, Any]) -> None:
         """Say that an order has taken effect."""
         self.send(Answer(order=order, result={k: _wireable(v) for k, v in result.items()}))

@@ -12,6 +12,7 @@ from trainwire_engine import memory
 from trainwire_engine.checkpoint import Done, Saver, Target
 from trainwire_engine.failures import as_error, disk_error
 from trainwire_engine.reports import Reports
+from trainwire_engine.room import Room
 from trainwire_engine.schedule import Course
 from trainwire_engine.snapshot import Contents, Snapshot
 from trainwire_engine.state import Saved, Stopwatch, TrainState, encode_saved
@@ -41,6 +42,7 @@ class Saves:
         stopwatch: Stopwatch,
         passport: Saved,
         resumed: Path | None,
+        room: Room,
     ) -> None:
         self._course = course
         self._step = step
@@ -50,6 +52,7 @@ class Saves:
         self._stopwatch = stopwatch
         self._passport = passport
         self._start_step = course.state.step
+        self._room = room
         self._whole: tuple[Path, Mark] | None = (resumed, course.mark()) if resumed else None
         self._taken: Mark | None = None
         self._told_blocking = False
@@ -155,7 +158,8 @@ class Saves:
             steps=self._reports.history(),
         )
         self._taken = self._course.mark()
-        return self._contents.take(self._course.state.step, self._step.state, encode_saved(saved))
+        step, state = self._course.state.step, encode_saved(saved)
+        return self._room.have("A snapshot", lambda: self._contents.take(step, self._step.state, state))
 
     def _has_room(self, snapshot: Snapshot) -> bool:
         """Whether the arrays of a snapshot may live on beside those of the updates that are made meanwhile."""

@@ -17,6 +17,7 @@ from trainwire_engine.batches import MicroBatch
 from trainwire_engine.cuda import recordings, tensors
 from trainwire_engine.cuda.recordings import CORRECT, LOSS, RecordingFailed, Recordings
 from trainwire_engine.dropout import token_keys
+from trainwire_engine.failures import with_room
 from trainwire_engine.fastmath import on_cpu
 from trainwire_engine.joined import layout
 from trainwire_engine.lanes import Lanes, together
@@ -38,6 +39,7 @@ class UpdateResult:
 
     `grad_norm` is the norm before clipping. `skipped`: the loss or the norm was not finite, and weights, state
     and its count are as before. `not_recorded`: why passes are not recorded any more, from this update on.
+    `room_made`: memory ran out, that of recorded passes was given back, and what had failed was done once more.
     """
 
     loss: float
@@ -46,6 +48,7 @@ class UpdateResult:
     grad_norm: float
     skipped: bool
     not_recorded: str = ""
+    room_made: bool = False
 
 
 class UpdateStep:
@@ -75,6 +78,7 @@ class UpdateStep:
         self.lanes = Lanes(model.total_parameters)
         self.meanwhile: Callable[[], None] = lambda: None
         self._not_recorded = ""
+        self._room_made = False
         self._whole = True
         self._binding = threading.Lock()
         self._sums = compiled(self._trace_sums)
@@ -95,23 +99,33 @@ class UpdateStep:
         model = self.model
         if self._replaced != model.replaced:
             self._params, self._replaced = self._layout.join(model.trainable), model.replaced
-        own = self.sums(micro_batches, step) if micro_batches else None
+        own = with_room(lambda: self.sums(micro_batches, step), self._make_room) if micro_batches else None
         totals, tokens = self.reduce(own, micro_batches)
         del own
-        (loss, correct), grads = totals
-        del totals
         limits = mx.array([tokens, learning_rate, max_grad_norm or float("inf")], mx.float32)
-        params, state, measured = self._finish(self._params, self._state, grads, loss, correct, limits)
-        del grads
-        # Nothing else holds the old ones now, so the new ones take their memory where they can.
-        model.adopt(functools.partial(self._layout.split, params), traced=self._traced)
-        self._params, self._state, self._traced = params, state, False
-        self._whole = False
-        mx.eval(params, state, measured)
-        self._whole = True
-        mean, guessed, norm, finite = measured.tolist()
+        inputs = [(self._params, self._state, totals)]
+        del totals
+        # The memory that recordings leave free has room for them beside their successors.
+        kept = self._recordings is not None
+
+        def finish() -> Any:
+            params, state, ((loss, correct), grads) = inputs[0] if kept else inputs.pop()
+            params, state, measured = self._finish(params, state, grads, loss, correct, limits)
+            del grads
+            # Nothing else holds the old ones now, unless kept, so the new ones take their memory where they can.
+            model.adopt(functools.partial(self._layout.split, params), traced=self._traced)
+            self._params, self._state, self._traced = params, state, False
+            self._whole = False
+            mx.eval(params, state, measured)
+            self._whole = True
+            return measured
+
+        mean, guessed, norm, finite = with_room(finish, self._make_room).tolist()
         reason, self._not_recorded = self._not_recorded, ""
-        return UpdateResult(mean, tokens, round(guessed), norm, skipped=not finite, not_recorded=reason)
+        room_made, self._room_made = self._room_made, False
+        return UpdateResult(
+            mean, tokens, round(guessed), norm, skipped=not finite, not_recorded=reason, room_made=room_made
+        )
 
     @property
     def state(self) -> Arrays:
@@ -187,11 +201,21 @@ class UpdateStep:
         self._recordings = None
         self._recordings = self._new_recordings()
 
-    def give_back(self) -> None:
-        """Give back the memory that is kept between updates, at the price of some time in the next ones."""
-        if self._recordings is not None:
-            self._recordings.forget()
-            self._met.clear()
+    def give_back(self) -> bool:
+        """Give back the memory that is kept between updates, at the price of some time in the next ones.
+
+        Tells whether memory is kept at all.
+        """
+        if self._recordings is None:
+            return False
+        self._recordings.forget()
+        self._met.clear()
+        return True
+
+    def _make_room(self) -> bool:
+        made = self.give_back()
+        self._room_made |= made
+        return made
 
     def _new_recordings(self) -> Recordings | None:
         if not recordings.usable(self._params):

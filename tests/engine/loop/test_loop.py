@@ -44,6 +44,7 @@ class Calls:
     stop_at: int = -1
     interrupt_at: int = -1
     unrecorded_at: int = -1
+    short_at: int = -1
 
 
 def build(
@@ -59,7 +60,8 @@ def build(
         bad = step in skipped
         loss = float("nan") if bad else 2.0
         reason = "recordings take 80.0 GB" if step == calls.unrecorded_at else ""
-        return UpdateResult(loss, 3 * len(batches[0].rows), 1, 1.0, skipped=bad, not_recorded=reason)
+        tokens, short = 3 * len(batches[0].rows), step == calls.short_at
+        return UpdateResult(loss, tokens, 1, 1.0, skipped=bad, not_recorded=reason, room_made=short)
 
     step.compiles = lambda batches: not calls.made  # type: ignore[attr-defined]
 
@@ -188,6 +190,14 @@ def test_it_is_said_once_that_passes_are_not_recorded_any_more() -> None:
     (log,) = (report for report in sent if type(report).__name__ == "Log")
     assert (log.level, log.code, log.details) == ("info", "not_recorded", {"step": 2})
     assert "recordings take 80.0 GB" in log.message
+
+
+def test_an_update_that_had_to_be_made_twice_is_told() -> None:
+    parts, sent = build(Calls(short_at=2), config(batch_size=2))
+    assert train(parts) == "finished"
+    (log,) = (report for report in sent if type(report).__name__ == "Log")
+    assert (log.level, log.code, log.details) == ("warn", "memory_given_back", {"step": 2})
+    assert log.message.startswith("An update ran out of memory")
 
 
 def test_the_limits_of_skipped_updates_end_the_loop() -> None:
