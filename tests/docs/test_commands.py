@@ -178,30 +178,6 @@ def test_the_recipe_for_a_bad_loss_fails_when_there_is_one(place: Path) -> None:
     assert done.returncode == 1
 
 
-def test_the_python_of_the_readme_runs(place: Path) -> None:
-    (text,) = [b.text for b in blocks("python") if b.page.name == "README.md"]
-    shutil.rmtree(place / "runs")
-    done = subprocess.run(
-        [sys.executable, "-c", text], cwd=place, env=environment(place), capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("completed ")
-
-
-def test_the_javascript_of_the_readme_runs(place: Path) -> None:
-    if shutil.which("node") is None:
-        pytest.skip("node is not installed")
-    (text,) = [b.text for b in blocks("js") if b.page.name == "README.md"]
-    (place / "node_modules").mkdir()
-    (place / "node_modules/trainwire").symlink_to(ROOT / "clients/node")
-    (place / "ten.mjs").write_text(text)
-    done = subprocess.run(
-        ["node", "ten.mjs"], cwd=place, env=environment(place), capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "0"
-
-
 def test_every_option_and_command_that_a_page_names_exists() -> None:
     from trainwire_cli.main import COMMANDS
     from trainwire_protocol.config import FIELDS

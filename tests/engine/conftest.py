@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fast_products() -> None:
+    """Compute with what a run computes with, or with the BLAS that test_both_ways.py asks for."""
+    native.prepare(os.environ.get("TRAINWIRE_TEST_BLAS", "auto"))
 
 
 @pytest.fixture(autouse=True)

@@ -24,12 +24,6 @@ from trainwire_engine.trials import Fullest, at_once
 from trainwire_protocol.config import Config
 
 
-@pytest.fixture(scope="module", autouse=True)
-def fast_products() -> None:
-    """Compute with what a run computes with."""
-    native.prepare()
-
-
 def fresh(config: Config) -> UpdateStep:
     """The parts of a run, of which what the process did before is no part."""
     gc.collect()
@@ -81,19 +75,19 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 8}
 
 
 def long_rows() -> RandomRows:
-    return RandomRows(2, shortest=590, longest=600)
+    return RandomRows(2, shortest=295, longest=300)
 
 
 def mixed_rows() -> RandomRows:
-    return RandomRows(8, longest=300)
+    return RandomRows(8, longest=150)
 
 
 def equal_rows() -> RandomRows:
-    return RandomRows(8, shortest=245, longest=255)
+    return RandomRows(8, shortest=122, longest=127)
 
 
 def short_rows_and_a_long_one() -> RandomRows:
-    rows, longest = RandomRows(7, longest=60), RandomRows(1, shortest=590, longest=600, seed=1)
+    rows, longest = RandomRows(7, longest=30), RandomRows(1, shortest=295, longest=300, seed=1)
     return rows.followed_by(longest)
 
 
@@ -113,12 +107,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[], RandomRows]]
     "untied head": ({"family": "llama"}, {}, mixed_rows),
     "untied head, full": ({"family": "llama"}, {"method": "full"}, mixed_rows),
     "many words and an untied head, full": (
-        {"family": "llama", "hidden_size": 128, "vocab_size": 16384},
+        {"family": "llama", "hidden_size": 128, "vocab_size": 8192},
         {"method": "full"},
         long_rows,
     ),
-    "many words": ({"vocab_size": 16384}, {}, mixed_rows),
-    "another optimizer, full": ({"vocab_size": 8192}, {"method": "full", "optimizer": "lion"}, mixed_rows),
+    "many words": ({"vocab_size": 8192}, {}, mixed_rows),
+    "another optimizer, full": ({"vocab_size": 4096}, {"method": "full", "optimizer": "lion"}, mixed_rows),
     "blocks of two kinds": ({"family": "gemma3_text"}, {}, mixed_rows),
     "blocks of two kinds out of turn": (
         {"family": "lfm2", "block_dim": 64, "block_ff_dim": 192, "full_attn_idxs": [1, 4, 5]},
@@ -150,7 +144,7 @@ def test_memory_predicted_from_few_blocks_is_within_15_percent(
     monkeypatch.setattr(trials, "PATIENCE_S", 0.0)
     monkeypatch.setattr(native, "lanes", lambda: lanes)
     shape, keys, rows = CASES[case]
-    told, real = predicted_and_real(config(model=tiny(**{**SHAPE, **shape}), batch_size=8, **keys), rows(), 512)
+    told, real = predicted_and_real(config(model=tiny(**{**SHAPE, **shape}), batch_size=8, **keys), rows(), 256)
     assert told == pytest.approx(real, rel=0.15)
 
 
@@ -170,7 +164,7 @@ def test_memory_measured_with_the_largest_update_is_within_15_percent(
     lanes: int,
 ) -> None:
     monkeypatch.setattr(native, "lanes", lambda: lanes)
-    told, real = predicted_and_real(config(model=tiny(**SHAPE), batch_size=8), rows(), 512)
+    told, real = predicted_and_real(config(model=tiny(**SHAPE), batch_size=8), rows(), 256)
     assert told == pytest.approx(real, rel=0.15)
 
 
@@ -191,7 +185,7 @@ def test_a_model_whose_blocks_cannot_be_left_out_is_tried_whole(
         return self.norm(hidden)
 
     monkeypatch.setattr(body, "__call__", in_turn)
-    told, real = predicted_and_real(config(batch_size=8), mixed_rows(), 512)
+    told, real = predicted_and_real(config(batch_size=8), mixed_rows(), 256)
     assert told == pytest.approx(real, rel=0.15)
 
 
@@ -207,7 +201,7 @@ def test_trials_leave_the_model_as_it_was(config: Callable[..., Config], tiny: C
 
 
 @pytest.mark.parametrize(
-    ("method", "lanes", "budget"), [("lora", 1, 1024), ("full", 1, 256), ("lora", 2, 256), ("full", 2, 1024)]
+    ("method", "lanes", "budget"), [("lora", 1, 512), ("full", 1, 128), ("lora", 2, 128), ("full", 2, 512)]
 )
 def test_the_proposed_micro_batch_fits_and_twice_as_much_does_not(
     config: Callable[..., Config],
@@ -218,21 +212,21 @@ def test_the_proposed_micro_batch_fits_and_twice_as_much_does_not(
     budget: int,
 ) -> None:
     made = config(model=tiny(**SHAPE), batch_size=16, method=method)
-    many = RandomRows(16, shortest=115, longest=125)
+    many = RandomRows(16, shortest=57, longest=62)
     monkeypatch.setattr(native, "lanes", lambda: lanes)
 
     def peak(tokens: int, reaching: float) -> int:
         keys = {"reaching": reaching} if lanes > 1 else {}
         return real_peak(msgspec.structs.replace(made, micro_batch_tokens=tokens), many, **keys)
 
-    # A machine that 512 tokens fit; the trials are none the less taken for harmless, and never for too long.
+    # A machine that 256 tokens fit; the trials are none the less taken for harmless, and never for too long.
     monkeypatch.setattr(trials, "PATIENCE_S", 1e9)
-    room = round(1.4 * peak(512, 1))
+    room = round(1.4 * peak(256, 1))
     monkeypatch.setattr(memory, "available", lambda: round(room / module._USABLE_SHARE))
     monkeypatch.setattr(module, "_SAFE_SHARE", 100.0)
     proposed = predicted(msgspec.structs.replace(made, micro_batch_tokens=budget), many).largest_micro_batch_tokens
-    assert proposed == 512
-    assert peak(1024, room) > room
+    assert proposed == 256
+    assert peak(512, room) > room
 
 
 @pytest.mark.parametrize(
@@ -263,7 +257,7 @@ def test_a_micro_batch_is_proposed_for_what_its_own_plan_takes(
     assert (proposed is not None) == some
     if proposed is not None:
         run = msgspec.structs.replace(made, micro_batch_tokens=proposed)
-        assert real_peak(run, rows, reaching=1.0 if lanes > 1 else 0.0) <= room
+        assert real_peak(run, rows) <= room
 
 
 def test_the_largest_update_and_the_mean_one_are_found() -> None:
