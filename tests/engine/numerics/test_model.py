@@ -17,7 +17,8 @@ from mlx.utils import tree_flatten
 from tiny import FAMILIES, tiny_config, tiny_model
 
 from trainwire_engine import loading
-from trainwire_engine.adapters import DoRALinear, LoRALinear, low_rank_sum
+from trainwire_engine.adapters import DoRALinear, LoRALinear
+from trainwire_engine.low_rank import low_rank_sum
 from trainwire_engine.model import Model, load_model
 from trainwire_protocol.config import Config
 from trainwire_protocol.errors import ConfigInvalid, ModelLoadFailed, Unsupported
