@@ -86,8 +86,9 @@ def train(
     cores: set[int] | None = None,
     env: dict[str, str] | None = None,
     deadline: float = float("inf"),
+    warm: int = 1,
 ) -> dict[str, Any]:
-    """Train an epoch to warm up, then measure whole epochs, as many as take so many seconds.
+    """Train `warm` epochs to warm up, then measure whole epochs, as many as take so many seconds.
 
     Gives the rate in trained tokens per second, the update's time in ms, the last loss of each step, the number of
     trainable weights, what the last update said of itself, and the seconds until the measurement began.
@@ -116,7 +117,7 @@ def train(
             found["losses"][step] = event["loss"]
             figures = ("micro_batches", "padding_fraction", "data_time_ms", "peak_bytes")
             found["last"] = {name: event[name] for name in figures}
-        elif event["type"] == "epoch_start" and event["epoch"] > 1:
+        elif event["type"] == "epoch_start" and event["epoch"] > warm:
             marks.append((event["ts"] / 1000, tokens, step))
         elif event["type"] == "log" and event.get("code") == "profile":
             found["profile"] = event["message"]
