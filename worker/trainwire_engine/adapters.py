@@ -14,9 +14,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from trainwire_engine.cpu_weights import dense
 from trainwire_engine.fastmath import on_cpu
 from trainwire_engine.low_rank import low_rank_sum
+from trainwire_engine.unpacking import dense
 
 _APART, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
 """Multiples of it, modulo 2**64, tell the layers' keys apart: the golden ratio's, as far apart as they can be."""

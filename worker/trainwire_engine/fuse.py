@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from trainwire_engine.cpu_weights import dense
+from trainwire_engine.unpacking import dense
 
 Arrays = dict[str, mx.array]
 

@@ -16,13 +16,13 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from trainwire_engine.cpu_loss import blockwise_cross_entropy
-from trainwire_engine.cpu_weights import dense, plain_weight
 from trainwire_engine.cuda import kernels
 from trainwire_engine.fastmath import exp_below_zero, logsumexp, on_cpu
 from trainwire_engine.head import Head
 from trainwire_engine.model import Arrays, Model
 from trainwire_engine.shapes import policy
 from trainwire_engine.taking import taken
+from trainwire_engine.unpacking import dense, plain_weight
 
 Project = Callable[[mx.array, Arrays], mx.array]
 

@@ -14,12 +14,13 @@ from mlx.utils import tree_flatten, tree_unflatten
 from trainwire_engine import adapters, cpu_ops, cpu_weights, segments
 from trainwire_engine.adapting import attach
 from trainwire_engine.cuda import install as cuda
-from trainwire_engine.cuda import recordings, tensors
+from trainwire_engine.cuda import kernels, recordings, tensors
 from trainwire_engine.fastmath import on_cpu
 from trainwire_engine.head import Head, find_head
 from trainwire_engine.loading import load_module, read_tensors
 from trainwire_engine.model_files import resolve_folder
 from trainwire_engine.recompute import checkpoint_block
+from trainwire_engine.unpacking import unpack_on_use
 from trainwire_protocol.errors import ModelLoadFailed, Unsupported
 
 Arrays = dict[str, mx.array]
@@ -40,7 +41,8 @@ class Model:
         if on_cpu():
             cpu_ops.install(module)
             cpu_weights.widen(module)
-            cpu_weights.unpack_on_use(module)
+        if on_cpu() or kernels.available():
+            unpack_on_use(module)
         cuda.install(module)
         if config.packing:
             segments.install(module, model_config.get("model_type"))

@@ -13,8 +13,8 @@ import pytest
 from trainwire_engine import cpu_loss
 from trainwire_engine.adapters import LoRALinear
 from trainwire_engine.cpu_loss import blockwise_cross_entropy
-from trainwire_engine.cpu_weights import plain_weight
 from trainwire_engine.loss import cross_entropy
+from trainwire_engine.unpacking import plain_weight
 
 WORDS, WIDTH, POSITIONS = 96, 32, 50
 
