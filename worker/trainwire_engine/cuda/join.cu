@@ -5,9 +5,9 @@ extern "C" __global__ void join(
     int third) {
   const int packs = (width + WIDE - 1) / WIDE;
   const bool whole = width % WIDE == 0 && aligned(a) && aligned(b) && aligned(c) && aligned(d) && aligned(out);
-  const long long size = (long long)slots * packs;
-  for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < size; i += (long long)gridDim.x * blockDim.x) {
-    const int at = (int)(i % packs) * WIDE, slot = (int)(i / packs);
+  const int size = slots * packs;
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {
+    const int at = i % packs * WIDE, slot = i / packs;
     const int count = width - at < WIDE ? width - at : WIDE, row = index[slot];
     Pack value;
 #pragma unroll

@@ -9,9 +9,9 @@ extern "C" __global__ void rotate(
     const T* x, const int* index, const float* frequencies, T* out, int slots, int heads, int width, int length_from,
     int length_to, int indexed, float base, float scale, float sign) {
   const int half = width / 2, packs = half / WIDE, groups = (heads + HEADS - 1) / HEADS;
-  const long long size = (long long)slots * groups * packs;
-  for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < size; i += (long long)gridDim.x * blockDim.x) {
-    const int pack = (int)(i % packs), group = (int)(i / packs % groups), slot = (int)(i / packs / groups);
+  const int size = slots * groups * packs;
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {
+    const int pack = i % packs, group = i / packs % groups, slot = i / packs / groups;
     const int source = indexed == 1 ? index[slot] : slot;
     const int at = pack * WIDE;
     float cosine[WIDE], sine[WIDE];

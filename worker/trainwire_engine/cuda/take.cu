@@ -3,9 +3,9 @@ extern "C" __global__ void take(
     const T* x, const int* index, T* out, int slots, int heads, int width, int length_from, int length_to) {
   const int packs = (width + WIDE - 1) / WIDE;
   const bool whole = width % WIDE == 0 && aligned(x) && aligned(out);
-  const long long size = (long long)slots * heads * packs;
-  for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < size; i += (long long)gridDim.x * blockDim.x) {
-    const int pack = (int)(i % packs), slot = (int)(i / packs / heads), head = (int)(i / packs % heads);
+  const int size = slots * heads * packs;
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < size; i += gridDim.x * blockDim.x) {
+    const int pack = i % packs, slot = i / packs / heads, head = i / packs % heads;
     const int at = pack * WIDE, count = width - at < WIDE ? width - at : WIDE;
     const int source = index[slot];
     Pack value;
