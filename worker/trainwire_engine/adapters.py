@@ -8,14 +8,14 @@ applied to the rank-wide product, not to the output, and everything stays in the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from trainwire_engine.fastmath import on_cpu
-from trainwire_engine.low_rank import low_rank_sum
+from trainwire_engine.low_rank import Branch, low_rank_sums
 from trainwire_engine.unpacking import dense
 
 _APART, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
@@ -74,6 +74,7 @@ class LoRALinear(Adapter):
         self.linear = linear
         self.lora_a = mx.zeros((inputs, rank))
         self.lora_b = mx.zeros((rank, outputs))
+        self._beside: Beside | None = None
 
     def low_rank(self, x: mx.array) -> mx.array:
         """Give what the adapter adds to the layer's product, `scale · B A x`."""
@@ -82,9 +83,70 @@ class LoRALinear(Adapter):
     def __call__(self, x: mx.array) -> mx.array:
         if not self.enabled:
             return self.linear(x)
+        if _calls is not None:
+            _calls.append((self, x))
         if self.drops or on_cpu():
             return self.linear(x) + self.low_rank(x)
-        return low_rank_sum(self.linear, x, self.lora_a, self.lora_b, self.scale)
+        if self._beside is not None:
+            return self._beside(self, x)
+        return low_rank_sums(x, [self.branch()], self.scale)[0]
+
+    def branch(self, names: tuple[str, str] | None = None) -> Branch:
+        """The layer as one of those that are computed together."""
+        return Branch(self.linear, self.lora_a, self.lora_b, names)
+
+
+class Beside:
+    """Layers that are given one input in every pass and used once: all are made when the first is asked for."""
+
+    def __init__(self, layers: Sequence[LoRALinear], paths: Sequence[str]) -> None:
+        self._layers = layers
+        self._names = [(f"{path}.lora_a", f"{path}.lora_b") for path in paths]
+        self._x: mx.array | None = None
+        self._made: dict[int, mx.array] = {}
+
+    def __call__(self, layer: LoRALinear, x: mx.array) -> mx.array:
+        if x is not self._x or id(layer) not in self._made:
+            branches = [own.branch(names) for own, names in zip(self._layers, self._names)]
+            self._x = x
+            self._made = dict(zip(map(id, self._layers), low_rank_sums(x, branches, layer.scale)))
+        made = self._made.pop(id(layer))
+        if not self._made:
+            self._x = None
+        return made
+
+
+_calls: list[tuple[LoRALinear, mx.array]] | None = None
+
+
+def put_together(module: nn.Module, run: Callable[[], Any], most: int) -> list[int]:
+    """Find out by a run of the module which layers get one input, and let up to `most` of them be made together.
+
+    Gives how many layers there are in each group.
+    """
+    global _calls
+    _calls = []
+    try:
+        run()
+        # It holds on to the inputs, so that no two have one identity.
+        calls = _calls
+    finally:
+        _calls = None
+    paths = {id(layer): path for path, layer in module.named_modules() if isinstance(layer, LoRALinear)}
+    used = [id(layer) for layer, _ in calls]
+    groups: dict[tuple[int, int], list[LoRALinear]] = {}
+    for layer, x in calls:
+        if used.count(id(layer)) == 1 and id(layer) in paths:
+            groups.setdefault((id(x), layer.lora_a.shape[1]), []).append(layer)
+    sizes = []
+    for layers in groups.values():
+        for start in range(0, len(layers), most):
+            part = layers[start : start + most]
+            beside = Beside(part, [paths[id(layer)] for layer in part])
+            sizes.append(len(part))
+            for layer in part:
+                layer._beside = beside
+    return sizes
 
 
 class DoRALinear(LoRALinear):

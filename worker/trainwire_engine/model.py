@@ -14,9 +14,9 @@ from mlx.utils import tree_flatten, tree_unflatten
 from trainwire_engine import adapters, cpu_ops, cpu_weights, segments
 from trainwire_engine.adapting import attach
 from trainwire_engine.cuda import install as cuda
-from trainwire_engine.cuda import kernels, recordings, tensors
+from trainwire_engine.cuda import kernels, low_rank, recordings, tensors
 from trainwire_engine.fastmath import on_cpu
-from trainwire_engine.head import Head, find_head
+from trainwire_engine.head import PROBE_TOKENS, Head, find_head
 from trainwire_engine.loading import load_module, read_tensors
 from trainwire_engine.model_files import resolve_folder
 from trainwire_engine.recompute import checkpoint_block
@@ -67,6 +67,11 @@ class Model:
             if split is not None:
                 # Adapters on the head or its embedding replaced the layers that were found before.
                 self.split, self.head_reason, _ = find_head(module)
+            if kernels.available():
+                # Lazy: nothing is computed.
+                tokens = mx.zeros((1, PROBE_TOKENS), mx.int32)
+                for count in set(adapters.put_together(module, lambda: module(tokens), low_rank.MOST)):
+                    low_rank.begin(self.forward_dtype, count, config.lora_rank)
         if config.gradient_checkpointing:
             for block in module.layers:
                 checkpoint_block(block)

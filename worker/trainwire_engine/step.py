@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from trainwire_engine import memory
+from trainwire_engine import low_rank, memory
 from trainwire_engine.adapters import set_dropout_keys
 from trainwire_engine.batches import MicroBatch
 from trainwire_engine.cuda import recordings, tensors
@@ -228,8 +228,11 @@ class UpdateStep:
         return Recordings(compiled(self._trace_into), self._params, self._layout.split, most)
 
     def _trace_into(self, params: Arrays, inputs: tuple[mx.array, ...], into: Arrays) -> list[mx.array]:
-        (loss, correct), grads = self._leaf_sums(params, inputs[:-1], inputs[-1])
-        return tensors.add_to(into, {**grads, LOSS: loss, CORRECT: correct})
+        with low_rank.collecting(into) as collected:
+            (loss, correct), grads = self._leaf_sums(params, inputs[:-1], inputs[-1])
+        more = {**grads, LOSS: loss, CORRECT: correct}
+        rest = {name: total for name, total in into.items() if name not in collected.names}
+        return [*collected.marks, *tensors.add_to(rest, more)]
 
     def _trace_sums(
         self, params: Arrays, batch: tuple[mx.array, ...], key: mx.array

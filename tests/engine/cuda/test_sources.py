@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from trainwire_engine.cuda import compiler, kernels, many, norms, recordings, tensors, tracing
+from trainwire_engine.cuda import compiler, kernels, low_rank, many, norms, recordings, tensors, tracing
 
 
 def test_without_a_card_nothing_is_ready_and_everything_works_as_before() -> None:
@@ -22,8 +22,12 @@ def test_without_a_card_nothing_is_ready_and_everything_works_as_before() -> Non
 @pytest.mark.parametrize("file", ["swiglu", "loss", "take", "join", "rotate", "norm"])
 def test_every_source_compiles_for_every_type(file: str, dtype: mx.Dtype) -> None:
     constants = norms.constants_of(128, dtype) if file == "norm" else {}
+    assert_compiles(kernels.source(file, dtype, **constants))
+
+
+def assert_compiles(source: str) -> None:
     try:
-        code = compiler.compile_for(kernels.source(file, dtype, **constants), "sm_80")
+        code = compiler.compile_for(source, "sm_80")
     except compiler.CompileFailed as error:
         if "was not found" in str(error):
             pytest.skip(str(error))
@@ -70,3 +74,9 @@ def test_what_a_pass_reads_comes_apart_as_it_was() -> None:
         got = np.array(view)
         assert got.dtype == array.dtype
         assert np.array_equal(got, array)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
+@pytest.mark.parametrize(("count", "rank"), [(1, 8), (3, 16), (4, 64)])
+def test_products_of_adapters_compile_for_every_number_of_layers(dtype: mx.Dtype, count: int, rank: int) -> None:
+    assert_compiles(kernels.source("low_rank", dtype, **low_rank.constants_of(dtype, count, rank)))
