@@ -48,12 +48,13 @@ class Feed:
         self._at, ahead, self._ahead = (epoch, update), self._ahead, None
         return ahead[1] if ahead is not None and ahead[0] == self._at else self._make(*self._at)
 
-    def look_ahead(self) -> None:
-        """Make the portion after the one that was taken last, unless that is done."""
+    def look_ahead(self) -> list[MicroBatch]:
+        """Make the portion after the one that was taken last, unless that is done; gives its micro-batches."""
         epoch, update = self._at
         following = (epoch, update + 1) if update + 1 < self._order.updates_per_epoch else (epoch + 1, 0)
         if self._ahead is None:
             self._ahead = (following, self._make(*following))
+        return self._ahead[1].micro_batches
 
     def _make(self, epoch: int, update: int) -> Portion:
         rows, config = self._order.rows(epoch, update), self._config

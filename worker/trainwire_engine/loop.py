@@ -105,7 +105,11 @@ def update(parts: Parts) -> tuple[Measured, list[int]]:
     rate = parts.schedule.learning_rate(state.step, config.learning_rate or 0.0)
     with parts.ranks.updating(compiles=compiles):
         result = parts.step(
-            micro_batches, step=state.step + 1, learning_rate=rate, max_grad_norm=config.max_grad_norm or None
+            micro_batches,
+            step=state.step + 1,
+            learning_rate=rate,
+            max_grad_norm=config.max_grad_norm or None,
+            more=state.step + 1 < parts.course.total_steps,
         )
     if result.not_recorded:
         parts.reports.log(

@@ -57,16 +57,28 @@ class ProfiledStep(UpdateStep):
         return 0 <= self._made < self._updates
 
     def __call__(
-        self, micro_batches: Sequence[MicroBatch], *, step: int, learning_rate: float, max_grad_norm: float | None
+        self,
+        micro_batches: Sequence[MicroBatch],
+        *,
+        step: int,
+        learning_rate: float,
+        max_grad_norm: float | None,
+        more: bool = False,
     ) -> UpdateResult:
-        """Make an update; see UpdateStep."""
+        """Make an update; see UpdateStep. While it is measured nothing of the next one is begun."""
         started = time.perf_counter()
         inside = self._spent["passes"] + self._spent["ranks"]
         if self._measures:
             self._spent["outside"] += started - self._left_at
             self._take_apart(micro_batches, step)
             started = time.perf_counter()
-        result = super().__call__(micro_batches, step=step, learning_rate=learning_rate, max_grad_norm=max_grad_norm)
+        result = super().__call__(
+            micro_batches,
+            step=step,
+            learning_rate=learning_rate,
+            max_grad_norm=max_grad_norm,
+            more=more and self._made >= self._updates,
+        )
         if self._measures:
             inner = self._spent["passes"] + self._spent["ranks"] - inside
             self._spent["finish"] += time.perf_counter() - started - inner

@@ -51,14 +51,27 @@ class UpdateResult:
     room_made: bool = False
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """Passes that are under way: of which micro-batches and update, and with which weights."""
+
+    micro_batches: Sequence[MicroBatch]
+    step: int
+    params: Arrays
+
+    def are(self, micro_batches: Sequence[MicroBatch], step: int, params: Arrays) -> bool:
+        return micro_batches is self.micro_batches and step == self.step and params is self.params
+
+
 class UpdateStep:
     """Make updates of a model; `state` is the optimizer's state and can be set for a resume.
 
     Two functions, compiled on GPUs: one is the forward and backward pass of a micro-batch (traced once per
     shape), one the rest of the update. Everything is summed over trained tokens and divided by their number at the end,
     so the split into micro-batches leaves loss, gradient and norm as they are. `meanwhile` is called in every update
-    once its passes are under way. Its thread waits for the device once, at
-    the end, where one lane is in use. On a CUDA card passes are recorded.
+    once its passes are under way, and may give the next update's micro-batches. Its thread waits for the device once,
+    at the end, where one lane is in use. On a CUDA card passes are recorded, and those of the next update begun before
+    this one is reported.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer, config: Any, ranks: Alone | None = None) -> None:
@@ -76,7 +89,9 @@ class UpdateStep:
         self._traced = False
         self._met: set[tuple[int, ...]] = set()
         self.lanes = Lanes(model.total_parameters)
-        self.meanwhile: Callable[[], None] = lambda: None
+        self.meanwhile: Callable[[], Sequence[MicroBatch] | None] = lambda: None
+        self._following: Sequence[MicroBatch] | None = None
+        self._begun: _Begun | None = None
         self._not_recorded = ""
         self._room_made = False
         self._whole = True
@@ -94,8 +109,9 @@ class UpdateStep:
         step: int,
         learning_rate: float,
         max_grad_norm: float | None,
+        more: bool = False,
     ) -> UpdateResult:
-        """Make the update number `step` (which seeds dropout); 0, None or infinity do not clip."""
+        """Make the update number `step` (which seeds dropout); 0, None or infinity do not clip. `more`: one follows."""
         model = self.model
         if self._replaced != model.replaced:
             self._params, self._replaced = self._layout.join(model.trainable), model.replaced
@@ -116,6 +132,8 @@ class UpdateStep:
             model.adopt(functools.partial(self._layout.split, params), traced=self._traced)
             self._params, self._state, self._traced = params, state, False
             self._whole = False
+            if more:
+                self._begin(step + 1, after=(params, state, measured))
             mx.eval(params, state, measured)
             self._whole = True
             return measured
@@ -153,10 +171,13 @@ class UpdateStep:
 
     def sums(self, micro_batches: Sequence[MicroBatch], step: int) -> Any:
         """Give ((loss sum, correct), gradient sums), lazy: the passes of an update, without the rest of it."""
+        begun, self._begun = self._begun, None
         if self._recordings is not None:
-            inputs = [(*host_arrays(batch), self._keys(batch, step)) for batch in micro_batches]
+            if begun is not None and begun.are(micro_batches, step, self._params):
+                self._look_ahead()
+                return self._recordings.made()
             try:
-                return self._recordings.sums(self._params, inputs, self.meanwhile)
+                return self._recordings.sums(self._params, self._inputs(micro_batches, step), self._look_ahead)
             except RecordingFailed as failure:
                 self._recordings, self._not_recorded = None, str(failure)
         batches, lane_of = self.lanes.spread(micro_batches)
@@ -174,7 +195,7 @@ class UpdateStep:
                 # Without a start here, the passes of all micro-batches would be alive at once.
                 mx.async_eval(total)
             if lane == 0:
-                self.meanwhile()
+                self._look_ahead()
             if lanes > 1:
                 # A stream belongs to its thread, and so does what has not been computed on it.
                 mx.eval(total)
@@ -182,6 +203,21 @@ class UpdateStep:
 
         totals, grads = functools.reduce(_added, together(passes, lanes))
         return totals, self._layout.join(grads)
+
+    def _begin(self, step: int, after: Any) -> None:
+        """Begin the passes of the update that follows, with the weights of the one that is being made."""
+        batches, recordings = self._following, self._recordings
+        if not batches or recordings is None:
+            return
+        mx.async_eval(after)
+        if recordings.begin(self._params, self._inputs(batches, step)):
+            self._begun = _Begun(batches, step, self._params)
+
+    def _look_ahead(self) -> None:
+        self._following = self.meanwhile()
+
+    def _inputs(self, micro_batches: Sequence[MicroBatch], step: int) -> list[tuple[np.ndarray, ...]]:
+        return [(*host_arrays(batch), self._keys(batch, step)) for batch in micro_batches]
 
     def dropout_keys(self, batch: MicroBatch, step: int) -> mx.array:
         """The keys of a micro-batch's tokens, from seed, update, row and place in the row; one key without dropout."""
@@ -198,7 +234,7 @@ class UpdateStep:
         """Forget compiled passes, because the model's layers were changed."""
         self._sums = compiled(self._trace_sums)
         # The memory of the old ones first.
-        self._recordings = None
+        self._recordings = self._begun = None
         self._recordings = self._new_recordings()
 
     def give_back(self) -> bool:
@@ -209,6 +245,7 @@ class UpdateStep:
         if self._recordings is None:
             return False
         self._recordings.forget()
+        self._begun = None
         self._met.clear()
         return True
 

@@ -41,6 +41,7 @@ class Calls:
     """What the loop did, in order, as text."""
 
     made: list[str] = field(default_factory=list)
+    more: list[bool] = field(default_factory=list)
     stop_at: int = -1
     interrupt_at: int = -1
     unrecorded_at: int = -1
@@ -55,8 +56,9 @@ def build(
     order = Order(examples, config.batch_size, config.seed, config.shuffle)
     course = Course(state, config, order.updates_per_epoch)
 
-    def step(batches: Any, *, step: int, learning_rate: float, max_grad_norm: float | None) -> UpdateResult:
+    def step(batches: Any, *, step: int, learning_rate: float, max_grad_norm: float | None, more: bool) -> UpdateResult:
         calls.made.append(f"update {step}")
+        calls.more.append(more)
         bad = step in skipped
         loss = float("nan") if bad else 2.0
         reason = "recordings take 80.0 GB" if step == calls.unrecorded_at else ""
@@ -119,6 +121,12 @@ def test_between_two_updates_come_what_is_due_the_save_and_the_orders() -> None:
         "serve 2",
     ]
     assert events(sent) == ["EpochStart", "Step", "Step", "EpochEnd"]
+
+
+def test_an_update_is_told_whether_another_follows() -> None:
+    calls = Calls()
+    train(build(calls, config(batch_size=3, num_epochs=2))[0])
+    assert calls.more == [True, True, True, False]
 
 
 def test_a_stop_at_a_boundary_ends_the_loop_without_a_reason() -> None:

@@ -97,3 +97,60 @@ def test_the_host_waits_once_and_works_ahead_before_it_waits(
     step(batches, step=1, learning_rate=1e-3, max_grad_norm=1.0)
     assert len(batches) > 2
     assert done == ["async_eval"] * len(batches) + ["meanwhile", "eval"]
+
+
+class StandIn:
+    """Recordings of every shape, which tell what they are asked for and give no gradient."""
+
+    def __init__(self, step: UpdateStep) -> None:
+        self._zeros = {name: mx.zeros_like(param) for name, param in step._params.items()}
+        self.asked: list[str] = []
+
+    def begin(self, params: Any, passes: Any) -> bool:
+        self.asked.append("begin")
+        return True
+
+    def made(self) -> Any:
+        self.asked.append("made")
+        return (mx.array(1.0), mx.array(0.0)), dict(self._zeros)
+
+    def sums(self, params: Any, passes: Any, meanwhile: Callable[[], None]) -> Any:
+        self.asked.append("sums")
+        meanwhile()
+        self.made()
+        self.asked.pop()
+        return (mx.array(1.0), mx.array(0.0)), dict(self._zeros)
+
+    def forget(self) -> None:
+        self.asked.append("forget")
+
+
+def test_passes_begun_ahead_are_used_for_the_same_update_with_the_same_weights_only(
+    config: Callable[..., Config],
+) -> None:
+    settings = config(micro_batch_tokens=64)
+    model = load_model(settings)
+    step = UpdateStep(model, Optimizer(settings), settings)
+    recordings = StandIn(step)
+    step._recordings = recordings  # type: ignore[assignment]
+    first, second = plan(ROWS, range(8), 64), plan(ROWS, range(8, 16), 64)
+    step.meanwhile = lambda: second
+
+    def update(batches: Any, number: int, more: bool = True) -> list[str]:
+        recordings.asked.clear()
+        step(batches, step=number, learning_rate=1e-3, max_grad_norm=1.0, more=more)
+        return list(recordings.asked)
+
+    assert update(first, 1) == ["sums", "begin"]
+    assert update(second, 2) == ["made", "begin"]
+    assert update(second, 3, more=False) == ["made"]
+    assert update(second, 4) == ["sums", "begin"]
+    assert update(first, 5) == ["sums", "begin"]
+    assert update(second, 7) == ["sums", "begin"]
+    model.set_trainable(dict(model.trainable))
+    assert update(second, 8) == ["sums", "begin"]
+    step.give_back()
+    assert update(second, 9) == ["sums", "begin"]
+    step.meanwhile = lambda: None
+    assert update(second, 10) == ["made"]
+    assert update(second, 11) == ["sums"]

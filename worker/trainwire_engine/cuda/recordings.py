@@ -101,10 +101,33 @@ class Recordings:
             except GraphFailed as error:
                 raise RecordingFailed(str(error)) from None
 
+    def begin(self, params: Arrays, passes: Sequence[Inputs]) -> bool:
+        """Begin passes whose sums `made` gives, unless one of them has no recording; tells whether they are begun.
+
+        Whatever else is asked for before gives them up.
+        """
+        recorded = [self._recordings.get(_shapes(inputs)) for inputs in passes]
+        if not self._proved or not all(recorded):
+            return False
+        try:
+            mx.async_eval(tensors.put(self._params, params), tensors.clear(self._totals))
+            for recording, inputs in zip(recorded, passes):
+                recording.play(inputs)  # type: ignore[union-attr]
+        except GraphFailed:
+            # It will be told when they are asked for.
+            return False
+        return True
+
+    def made(self) -> Sums:
+        """Give ((loss sum, correct), gradient sums) of the passes that were begun or made last, lazy."""
+        totals = tensors.copied(self._totals)
+        mx.async_eval(totals)
+        return (totals.pop(LOSS), totals.pop(CORRECT)), totals
+
     def _make(self, params: Arrays, passes: Sequence[Inputs], meanwhile: Callable[[], None]) -> Sums:
         mx.async_eval(tensors.put(self._params, params), tensors.clear(self._totals))
         for number, inputs in enumerate(passes):
-            shapes = tuple(array.shape for array in inputs)
+            shapes = _shapes(inputs)
             if shapes in self._recordings:
                 self._recordings[shapes].play(inputs)
             else:
@@ -113,9 +136,7 @@ class Recordings:
                 if not self._proved:
                     self._prove(self._recordings[shapes])
                 meanwhile()
-        totals = tensors.copied(self._totals)
-        mx.async_eval(totals)
-        return (totals.pop(LOSS), totals.pop(CORRECT)), totals
+        return self.made()
 
     def forget(self) -> None:
         """Give the memory of all recordings back; passes are recorded anew."""
@@ -163,6 +184,10 @@ class Recordings:
         if not difference <= _DIFFERENCE * norm:
             raise RecordingFailed(f"a recording gave sums that are {difference:.3g} of {norm:.3g} apart")
         self._proved = True
+
+
+def _shapes(inputs: Inputs) -> Shapes:
+    return tuple(array.shape for array in inputs)
 
 
 def _one(inputs: Inputs) -> mx.array:
