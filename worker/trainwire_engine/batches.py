@@ -173,6 +173,16 @@ def single(dataset: Any, rows: Sequence[int], shapes: Shapes | None = None) -> M
     return _pad(dataset, examples, (shapes or policy()).shape(_sizes(examples), 0))
 
 
+def blank(shape: Shape) -> MicroBatch:
+    """Make a micro-batch of a shape that has no row at all."""
+    none = np.zeros(0, np.int32)
+    batch = _micro_batch(np.zeros((shape.rows, shape.length), np.int32), none, none, (), 0, shape.positions)
+    if not shape.groups:
+        return batch
+    back, spread = np.full(shape.length, -1, np.int32), tuple(np.full(group, -1, np.int32) for group in shape.groups)
+    return replace(batch, back=back, spread=spread)
+
+
 def sizes(dataset: Any, rows: Sequence[int]) -> Rows:
     """The inputs and trained positions of the rows that have any, the longest first."""
     return _sizes(_sorted_examples(dataset, rows))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainwire_engine.forms import Cut, Form, Rows
+from trainwire_engine.forms import Cut, Form, Rows, Shape
 from trainwire_engine.shapes import Shapes
 
 _NEVER = 2**45
@@ -33,6 +33,11 @@ class Palette:
         if found is None:
             return self.grid.cuts(rows, budget, packing=packing)
         return [Cut(start, end, self.form.shape(self.vectors[which])) for start, end, which in found]
+
+    @property
+    def largest(self) -> Shape:
+        """The shape whose passes cost most."""
+        return self.form.shape(self.vectors[int(self.form.cost(self.vectors).argmax())])
 
 
 def cut(form: Form, shapes: np.ndarray, rows: Rows) -> list[tuple[int, int, int]] | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from trainwire_engine import memory, native
-from trainwire_engine.batches import Order
+from trainwire_engine.batches import Order, blank
 from trainwire_engine.boundary import Boundary
 from trainwire_engine.checkpoint import Saver
 from trainwire_engine.data import Dataset, Notice, load_dataset
@@ -139,6 +139,8 @@ def prepare(begin: Begin, channel: EngineChannel | Mute, reports: Reports, ranks
     schedule = Schedule(config, state.horizon)
     feed = Feed(train, order, config, ranks, shapes)
     step.meanwhile = feed.look_ahead
+    if isinstance(shapes, Palette):
+        step.expect(blank(shapes.largest))
     return Parts(course, train, feed, step, schedule, boundary, control, reports, stopwatch, saves, model, ranks)
 
 

@@ -92,6 +92,7 @@ class UpdateStep:
         self.meanwhile: Callable[[], Sequence[MicroBatch] | None] = lambda: None
         self._following: Sequence[MicroBatch] | None = None
         self._begun: _Begun | None = None
+        self._largest: MicroBatch | None = None
         self._not_recorded = ""
         self._room_made = False
         self._whole = True
@@ -169,6 +170,12 @@ class UpdateStep:
         self._met |= {batch.shape for batch in micro_batches}
         return not met
 
+    def expect(self, largest: MicroBatch) -> None:
+        """Say of what shape the largest passes will be: recorded first, they have room for all others."""
+        self._largest = largest
+        if self._recordings is not None:
+            self._recordings.largest = self._inputs([largest], 0)[0]
+
     def sums(self, micro_batches: Sequence[MicroBatch], step: int) -> Any:
         """Give ((loss sum, correct), gradient sums), lazy: the passes of an update, without the rest of it."""
         begun, self._begun = self._begun, None
@@ -236,6 +243,8 @@ class UpdateStep:
         # The memory of the old ones first.
         self._recordings = self._begun = None
         self._recordings = self._new_recordings()
+        if self._largest is not None:
+            self.expect(self._largest)
 
     def give_back(self) -> bool:
         """Give back the memory that is kept between updates, at the price of some time in the next ones.

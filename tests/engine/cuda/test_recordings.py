@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from tiny import RandomRows, shapes_in_groups
 
-from trainwire_engine.batches import plan
+from trainwire_engine.batches import MicroBatch, blank, plan
 from trainwire_engine.cuda import kernels, recordings
+from trainwire_engine.forms import Shape
 from trainwire_engine.model import load_model
 from trainwire_engine.optimizer import Optimizer
 from trainwire_engine.passes import EvaluateSums
+from trainwire_engine.shapes import CPU
 from trainwire_engine.step import UpdateResult, UpdateStep
 from trainwire_protocol.config import Config
 
@@ -235,6 +237,33 @@ def test_a_recording_that_does_something_else_is_not_used(make: Make, monkeypatc
     np.testing.assert_allclose([r.loss for r in results], [make_update(theirs, n).loss for n in (0, 1)], rtol=1e-4)
     assert ours._recordings is None
     assert "apart" in results[0].not_recorded
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_recordings_of_growing_passes_share_the_memory_of_the_largest(
+    packing: bool, tiny: Callable[..., Path], make: Make
+) -> None:
+    model, rows = tiny("qwen3", hidden_size=256, intermediate_size=1024), RandomRows(16, longest=200)
+    updates = [plan(rows, range(count), 8192, CPU, packing=packing) for count in (4, 8, 12, 16)]
+    all_of_them = [batch for batches in updates for batch in batches]
+    largest = max(all_of_them, key=lambda batch: batch.tokens.size + sum(part.size for part in batch.spread))
+    shape = Shape(*largest.tokens.shape, largest.positions.size, tuple(part.shape for part in largest.spread))
+
+    def run(batches: list[list[MicroBatch]], expected: bool) -> tuple[list[list[float]], int]:
+        step, results = make(model=model, packing=packing), []
+        if expected:
+            step.expect(blank(shape))
+        for number, part in enumerate(batches):
+            made = step(part, step=number, learning_rate=0.001, max_grad_norm=1.0)
+            results.append([made.loss, made.grad_norm])
+        assert step._recordings is not None
+        return results, step._recordings._arena.size
+
+    ours, size = run(updates, True)
+    theirs, unexpected = run(updates, False)
+    _, alone = run([[largest]], False)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+    assert size <= min(1.3 * alone, unexpected), (size, alone, unexpected)
 
 
 def test_recordings_share_their_memory(tiny: Callable[..., Path], make: Make) -> None:

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import RandomRows
 
-from trainwire_engine.batches import MicroBatch, Order, mix, permutation, plan, single, split
+from trainwire_engine.batches import MicroBatch, Order, blank, mix, permutation, plan, single, split
+from trainwire_engine.forms import Shape
+from trainwire_engine.passes import host_arrays
 
 
 def test_the_permutation_is_the_documented_one() -> None:
@@ -104,3 +106,12 @@ def test_a_micro_batch_can_be_cut_by_its_rows(seed: int, count: int, at: int) ->
         for row, line in zip(piece.rows, piece.tokens):
             end = int(np.flatnonzero(rows.mask(row))[-1])
             assert line[:end].tolist() == rows.tokens(row)[:end].tolist()
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_micro_batch_without_rows_has_arrays_like_one_with_rows(packing: bool) -> None:
+    for batch in plan(RandomRows(6), range(6), 4096, packing=packing):
+        empty = blank(Shape(*batch.tokens.shape, batch.positions.size, tuple(part.shape for part in batch.spread)))
+        assert empty.shape == batch.shape
+        assert [(a.shape, a.dtype) for a in host_arrays(empty)] == [(a.shape, a.dtype) for a in host_arrays(batch)]
+        assert (empty.rows, empty.real_tokens, float(empty.weights.sum())) == ((), 0, 0.0)

@@ -242,3 +242,12 @@ def test_costs_of_another_card_choose_other_shapes() -> None:
     assert isinstance(palette, Palette)
     assert len(palette.vectors) == 1
     assert len(chosen(dataset, order, config, 5000).vectors) > 5
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_largest_shape_is_the_one_whose_passes_cost_most(packing: bool) -> None:
+    dataset, order, config = ChatRows(400), Order(400, 8, seed=0), run_of(8, packing=packing)
+    palette = chosen(dataset, order, config, 1000)
+    costs = [int(palette.form.cost(vector)) for vector in palette.vectors]
+    assert len(costs) > 1
+    assert palette.largest == palette.form.shape(palette.vectors[costs.index(max(costs))])

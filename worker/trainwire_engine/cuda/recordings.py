@@ -67,6 +67,8 @@ class Recordings:
 
     `params`, and the gradients' sums, may be joined arrays, of which `split` gives the weights as views. `most` bytes
     may be kept from everybody else. What the passes read besides weights and inputs must stay where it is.
+    `largest`, if given, are inputs of the shape that needs most memory. It is recorded before all others, which find
+    room in what it took; the other way round each larger one would take its own.
     """
 
     def __init__(self, trace: Trace, params: Arrays, split: Callable[[Arrays], Arrays], most: int) -> None:
@@ -84,6 +86,7 @@ class Recordings:
         self._marks: list[mx.array] = []
         self._proved = False
         self._fresh_starts = _FRESH_STARTS
+        self.largest: Inputs | None = None
 
     def sums(self, params: Arrays, passes: Sequence[Inputs], meanwhile: Callable[[], None]) -> Sums:
         """Give ((loss sum, correct), gradient sums) of passes, lazy; `meanwhile` is called once they are under way.
@@ -125,10 +128,13 @@ class Recordings:
         return (totals.pop(LOSS), totals.pop(CORRECT)), totals
 
     def _make(self, params: Arrays, passes: Sequence[Inputs], meanwhile: Callable[[], None]) -> Sums:
+        if self.largest is not None and not self._recordings:
+            self._record(_shapes(self.largest), self.largest)
         mx.async_eval(tensors.put(self._params, params), tensors.clear(self._totals))
         for number, inputs in enumerate(passes):
             shapes = _shapes(inputs)
-            if shapes in self._recordings:
+            # What is compared must be made by MLX, and of rows.
+            if shapes in self._recordings and self._proved:
                 self._recordings[shapes].play(inputs)
             else:
                 self._record(shapes, inputs)
