@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from trainwire_engine.cpu_loss import blockwise_cross_entropy
@@ -22,7 +21,7 @@ from trainwire_engine.head import Head
 from trainwire_engine.model import Arrays, Model
 from trainwire_engine.shapes import policy
 from trainwire_engine.taking import taken
-from trainwire_engine.unpacking import dense, plain_weight
+from trainwire_engine.unpacking import UnpackedEmbedding, UnpackedLinear, dense, plain_weight
 
 Project = Callable[[mx.array, Arrays], mx.array]
 
@@ -127,8 +126,8 @@ def _correct(logits: mx.array, targets: mx.array, weights: mx.array) -> mx.array
 
 def head_projection(split: Head) -> Project:
     """Make the head a function of its trained weights, given by their names below the head's layer."""
-    if on_cpu() and isinstance(split.layer, nn.QuantizedLinear | nn.QuantizedEmbedding):
-        # Unpacked once for all chunks: the CPU multiplies packed weights thirty times slower.
+    if isinstance(split.layer, UnpackedLinear | UnpackedEmbedding):
+        # Unpacked once for all chunks.
         weight, bias = dense(split.layer), split.layer.get("bias")
         return lambda hidden, _: hidden @ weight.T if bias is None else hidden @ weight.T + bias
 

@@ -13,10 +13,12 @@ import mlx.nn as nn
 
 
 def unpack_on_use(module: nn.Module) -> None:
-    """Make packed linear layers multiply by their unpacked weight, which lives as long as one product."""
+    """Make packed layers multiply by their unpacked weight, which lives as long as one product."""
     for _, layer in module.named_modules():
         if type(layer) is nn.QuantizedLinear:
             layer.__class__ = UnpackedLinear
+        elif type(layer) is nn.QuantizedEmbedding:
+            layer.__class__ = UnpackedEmbedding
 
 
 class UnpackedLinear(nn.QuantizedLinear):
@@ -28,16 +30,31 @@ class UnpackedLinear(nn.QuantizedLinear):
             alone: mx.array = super().__call__(x)
             return alone
 
-        @mx.custom_function
-        def product(x: mx.array) -> mx.array:
-            return x @ dense(self).astype(x.dtype).T
-
-        @product.vjp
-        def pull(x: mx.array, cotangent: mx.array, _: Any) -> mx.array:
-            return cotangent @ dense(self).astype(x.dtype)
-
-        y: Any = product(x)
+        y = _product(self, x)
         return y + self["bias"] if "bias" in self else y
+
+
+class UnpackedEmbedding(nn.QuantizedEmbedding):
+    """A packed embedding that is unpacked where it serves as the head."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        if x.size == x.shape[-1]:
+            alone: mx.array = super().as_linear(x)
+            return alone
+        return _product(self, x)
+
+
+def _product(layer: nn.Module, x: mx.array) -> mx.array:
+    @mx.custom_function
+    def product(x: mx.array) -> mx.array:
+        return x @ dense(layer).astype(x.dtype).T
+
+    @product.vjp
+    def pull(x: mx.array, cotangent: mx.array, _: Any) -> mx.array:
+        return cotangent @ dense(layer).astype(x.dtype)
+
+    y: mx.array = product(x)  # type: ignore[assignment]
+    return y
 
 
 def dense(layer: nn.Module) -> mx.array:
