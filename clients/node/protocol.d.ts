@@ -323,7 +323,7 @@ export interface ErrorEvent extends EventBase {
   hint?: string;
 }
 
-/** What a run would take, from two small trial updates. */
+/** What a run would take, from trials of its largest micro-batches, and of its largest update where harmless. */
 export interface Estimate {
   /** highest memory in use, as `step` events report it */
   peak_bytes: number;
@@ -333,7 +333,7 @@ export interface Estimate {
   update_seconds: number;
   /** all updates and evaluations */
   total_seconds: number;
-  /** the largest that fits; null if not even the longest row does */
+  /** the largest whose own grouping of the rows fits; null if not even the longest row does */
   largest_micro_batch_tokens: number | null;
 }
 

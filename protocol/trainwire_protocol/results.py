@@ -30,14 +30,15 @@ def data_report(event: Data) -> dict[str, Any]:
 
 
 class Estimate(msgspec.Struct):
-    """What a run would take, from two small trial updates."""
+    """What a run would take, from trials of its largest micro-batches, and of its largest update where harmless."""
 
     peak_bytes: Annotated[int, Meta(ge=0, le=MAX_INT, description="highest memory in use, as `step` events report it")]
     available_bytes: Annotated[int, Meta(ge=0, le=MAX_INT, description="memory that the run can have now")]
     update_seconds: Annotated[float, Meta(description="a mean update after the first one")]
     total_seconds: Annotated[float, Meta(description="all updates and evaluations")]
     largest_micro_batch_tokens: Annotated[
-        int | None, Meta(description="the largest that fits; null if not even the longest row does")
+        int | None,
+        Meta(description="the largest whose own grouping of the rows fits; null if not even the longest row does"),
     ]
 
 

@@ -35,7 +35,7 @@ def run(words: list[str]) -> int:
         return 3
     arguments = [*(["--offline"] if chosen.offline else []), "--engine", chosen.engine]
     folder = chosen.config.absolute().parent
-    note = "Loading the model, reading the data, making two trial updates …"
+    note = "Loading the model, reading the data, trying the largest update …"
     if waits := sys.stderr.isatty():
         print(note, end="\r", file=sys.stderr, flush=True)
     try:
