@@ -148,10 +148,8 @@ def test_memory_predicted_from_few_blocks_is_within_15_percent(
     assert told == pytest.approx(real, rel=0.15)
 
 
-def test_what_lanes_keep_adds_up_and_half_of_their_moments_meet() -> None:
-    assert at_once([Fullest(100, 70)]) == 100
-    assert at_once([Fullest(100, 70), Fullest(60, 50)]) == 70 + 50 + 30 + 5
-    assert at_once([Fullest(100, 70)] * 3) == 210 + 30 + 30
+def test_lanes_may_all_be_at_their_fullest_at_once() -> None:
+    assert at_once([Fullest(100, 70), Fullest(60, 50)]) == 160
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
@@ -173,7 +171,8 @@ def test_a_model_whose_blocks_cannot_be_left_out_is_tried_whole(
 ) -> None:
     monkeypatch.setattr(trials, "PATIENCE_S", 0.0)
     loaded = load_model(config())
-    block = type(loaded.module.layers[0])
+    # The architecture's own class, below the one that notes what its blocks are given.
+    block = type(loaded.module.layers[0]).__bases__[0]
     whole = block.__call__
     monkeypatch.setattr(block, "__call__", lambda self, *words: (whole(self, *words), "state"))
     body = type(loaded.module.model)
@@ -231,7 +230,7 @@ def test_the_proposed_micro_batch_fits_and_twice_as_much_does_not(
 
 @pytest.mark.parametrize(
     ("lanes", "megabytes", "budget", "some"),
-    [(1, 104, 2048, True), (2, 130, 2048, False), (2, 185, 512, True)],
+    [(1, 104, 2048, True), (2, 130, 2048, False), (2, 215, 512, True)],
 )
 def test_a_micro_batch_is_proposed_for_what_its_own_plan_takes(
     config: Callable[..., Config],

@@ -15,9 +15,13 @@ from typing import Any
 import mlx.core as mx
 
 from trainwire_engine.fastmath import LOG2_E, exp2, row_sums
+from trainwire_engine.pieces import note
 
 ROWS, WORDS = 256, 1024
 """Positions and words of a block of logits, a megabyte: larger ones leave the cache, smaller ones are many."""
+
+NOTED = 4
+"""Blocks that are a piece of a pass (`pieces`)."""
 
 KEPT = 2**26
 """Powers that a trained head keeps of a span of positions at most, a quarter of a gigabyte; never below 64 rows."""
@@ -80,6 +84,8 @@ class _Spans:
             if pulled is not None:
                 # All of the block before: MLX would put its sums off, and keep its powers for them until the last one.
                 asked = mx.depends(asked, [pulled, total, best])
+                if start % (NOTED * WORDS) == 0:
+                    note(asked)
             scores = asked @ rows.T
             guess = mx.argmax(scores, axis=-1, keepdims=True)
             highest = mx.take_along_axis(scores, guess, axis=-1)

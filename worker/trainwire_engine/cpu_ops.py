@@ -15,6 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from trainwire_engine.fastmath import LOG2_E, exp2, row_sums, sigmoid
+from trainwire_engine.pieces import note
 
 BLOCK = 128
 """Rows of a block of the attention matrix; blocks above the diagonal are not computed."""
@@ -25,7 +26,9 @@ KEEP_BELOW = 2**22
 
 @mx.custom_function
 def _silu_product(gate: mx.array, x: mx.array) -> mx.array:
-    return gate * sigmoid(gate) * x
+    product = gate * sigmoid(gate) * x
+    note(product)
+    return product
 
 
 @_silu_product.vjp
@@ -34,7 +37,9 @@ def _silu_product_vjp(primals: Any, upstream: mx.array, _: Any) -> tuple[mx.arra
     gate, x = primals
     share = sigmoid(gate)
     silu = gate * share
-    return upstream * x * (share + silu * (1 - share)), upstream * silu
+    above_gate, above_x = upstream * x * (share + silu * (1 - share)), upstream * silu
+    note(above_gate, above_x)
+    return above_gate, above_x
 
 
 @mx.custom_function
@@ -56,6 +61,7 @@ def _causal_attention(queries: mx.array, keys: mx.array, values: mx.array) -> tu
         total = row_sums(powers)
         shares = powers * mx.reciprocal(total)
         parts.append(shares @ values[:, :, :end])
+        note(parts[-1])
         kept.append(shares if keep else top + mx.log(total) * LOG2_E)
     return _joined(parts, group), *kept
 
@@ -83,6 +89,7 @@ def _causal_attention_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[
         d_queries.append(d_scores @ keys[:, :, :end])
         d_keys[:, :, :end] += d_scores.swapaxes(-1, -2) @ asked
         d_values[:, :, :end] += shares.swapaxes(-1, -2) @ above
+        note(d_queries[-1], d_keys, d_values)
     # The scores are in base 2, their gradient in base e.
     return _joined(d_queries, group) * (1 / LOG2_E), d_keys * (1 / LOG2_E), d_values
 

@@ -6,7 +6,8 @@ another. An update too small to be worth a second lane runs on one; a single lar
 all cores. On GPUs there is one lane.
 
 A lane is a thread because MLX makes the one that hands out work wait while about a hundred operations are open: one
-thread would hand a second stream its first operation when the first stream is nearly through.
+thread would hand a second stream its first operation when the first stream is nearly through. Each lane may have
+that many (`open_tasks`), and hands out its passes in pieces (`pieces`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from trainwire_engine import native
+from trainwire_engine import native, open_tasks
 from trainwire_engine.batches import MicroBatch, split
 from trainwire_engine.fastmath import on_cpu
 from trainwire_engine.shapes import policy
@@ -35,6 +36,8 @@ class Lanes:
     def __init__(self, weights: int) -> None:
         self._weights = weights
         self.count = native.lanes() if on_cpu() else 1
+        if self.count > 1:
+            open_tasks.allow(self.count)
 
     def spread(self, micro_batches: Sequence[MicroBatch]) -> tuple[list[MicroBatch], list[int]]:
         """Cut micro-batches further if lanes would stay empty, or would wait for another; returns them with the lane
@@ -84,6 +87,11 @@ def _dealt(batches: Sequence[MicroBatch], lanes: int, pass_cost: int) -> tuple[l
 
 def _falling(batches: Sequence[MicroBatch]) -> list[MicroBatch]:
     return sorted(batches, key=lambda batch: -batch.tokens.size)
+
+
+def in_pieces(weights: int, batch: MicroBatch) -> bool:
+    """Tell whether a pass takes long enough to be handed out in pieces."""
+    return on_cpu() and weights * batch.tokens.size >= WORTH
 
 
 def stay_on_one_lane(weights: int, tokens: int) -> None:

@@ -19,6 +19,7 @@ from trainwire_engine.cuda import kernels
 from trainwire_engine.fastmath import exp_below_zero, logsumexp, on_cpu
 from trainwire_engine.head import Head
 from trainwire_engine.model import Arrays, Model
+from trainwire_engine.pieces import note
 from trainwire_engine.shapes import policy
 from trainwire_engine.taking import taken
 from trainwire_engine.unpacking import UnpackedEmbedding, UnpackedLinear, dense, plain_weight
@@ -81,6 +82,7 @@ def chunked_cross_entropy(
             if d_hidden:
                 # Without this, all chunks' logits would be made before the first is used up.
                 piece = mx.depends(piece, [d_hidden[-1], loss, correct, *d_head])
+                note(piece)
             part = slice(start, start + chunk)
             logits = project(piece, head)
             part_loss, part_correct, d_logits = _forward_and_gradient(logits, targets[part], weights[part], smoothing)

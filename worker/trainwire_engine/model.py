@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from trainwire_engine import adapters, cpu_ops, cpu_weights, segments
+from trainwire_engine import adapters, cpu_ops, cpu_weights, pieces, segments
 from trainwire_engine.adapting import attach
 from trainwire_engine.cuda import install as cuda
 from trainwire_engine.cuda import kernels, low_rank, recordings, tensors
@@ -75,6 +75,8 @@ class Model:
         if config.gradient_checkpointing:
             for block in module.layers:
                 checkpoint_block(block)
+        if on_cpu():
+            pieces.install(module)
         leaves = {
             name: leaf
             for name, leaf in tree_flatten(module.trainable_parameters())

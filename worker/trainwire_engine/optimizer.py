@@ -12,8 +12,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from trainwire_engine import pieces
 from trainwire_engine.cuda import tensors
 from trainwire_engine.cuda.adamw import adamw
+from trainwire_engine.pieces import note
 from trainwire_engine.update_rules import MUON_OTHERS, RULES, Arguments, Arrays, Rule, Slots
 from trainwire_protocol.errors import ConfigInvalid
 
@@ -96,6 +98,8 @@ class Optimizer:
             new_params[name], *new = one(param, grads[name], old, steps[rule], shared)
             for slot, value in zip(slots, new):
                 new_state[f"{slot}.{name}"] = value
+            if param.size >= pieces.LARGE:
+                note(new_params[name], *new)
         return new_params, new_state
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from trainwire_engine import low_rank, memory
+from trainwire_engine import low_rank, memory, pieces
 from trainwire_engine.adapters import set_dropout_keys
 from trainwire_engine.batches import MicroBatch
 from trainwire_engine.cuda import recordings, tensors
@@ -20,11 +20,12 @@ from trainwire_engine.dropout import token_keys
 from trainwire_engine.failures import with_room
 from trainwire_engine.fastmath import on_cpu
 from trainwire_engine.joined import layout
-from trainwire_engine.lanes import Lanes, together
+from trainwire_engine.lanes import Lanes, in_pieces, together
 from trainwire_engine.loss import micro_batch_sums
 from trainwire_engine.model import Arrays, Model
 from trainwire_engine.optimizer import Optimizer
 from trainwire_engine.passes import compiled, device_arrays, host_arrays
+from trainwire_engine.pieces import note
 from trainwire_engine.ranks import Alone
 from trainwire_engine.segments import apart
 
@@ -127,12 +128,14 @@ class UpdateStep:
 
         def finish() -> Any:
             params, state, ((loss, correct), grads) = inputs[0] if kept else inputs.pop()
-            params, state, measured = self._finish(params, state, grads, loss, correct, limits)
+            with pieces.noted(on_cpu()) as notes:
+                params, state, measured = self._finish(params, state, grads, loss, correct, limits)
             del grads
             # Nothing else holds the old ones now, unless kept, so the new ones take their memory where they can.
             model.adopt(functools.partial(self._layout.split, params), traced=self._traced)
             self._params, self._state, self._traced = params, state, False
             self._whole = False
+            pieces.compute(notes)
             if more:
                 self._begin(step + 1, after=(params, state, measured))
             mx.eval(params, state, measured)
@@ -195,10 +198,11 @@ class UpdateStep:
             for batch in (batch for batch, of in zip(batches, lane_of) if of == lane):
                 key = self.dropout_keys(batch, step)
                 # The module holds one pass's weights at a time.
-                with self._binding:
+                with self._binding, pieces.noted(in_pieces(self.model.total_parameters, batch)) as notes:
                     sums = self._sums(self.model.trainable, device_arrays(batch), key)
                     total = _added(total, sums) if total is not None else sums
                     del sums
+                pieces.compute(notes, total[1])
                 # Without a start here, the passes of all micro-batches would be alive at once.
                 mx.async_eval(total)
             if lane == 0:
@@ -338,7 +342,12 @@ def as_masters(grads: Arrays, params: Arrays) -> Arrays:
 def _norm(grads: Arrays) -> mx.array:
     if _together(grads):
         return mx.sqrt(tensors.square_sum(grads))
-    return mx.sqrt(sum((mx.sum(mx.square(grad)) for grad in grads.values()), mx.zeros(())))
+    total = mx.zeros(())
+    for grad in grads.values():
+        total = total + mx.sum(mx.square(grad))
+        if grad.size >= pieces.LARGE:
+            note(total)
+    return mx.sqrt(total)
 
 
 def _together(arrays: Arrays) -> bool:
