@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tiny import tiny_model
 
-from trainwire_engine import native
+from trainwire_engine import native, open_tasks
 from trainwire_protocol.config import Config
 
 
@@ -32,6 +32,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def fast_products() -> None:
     """Compute with what a run computes with, or with the BLAS that test_both_ways.py asks for."""
     native.prepare(os.environ.get("TRAINWIRE_TEST_BLAS", "auto"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def room_for_lanes(fast_products: None) -> None:
+    """Let as much be open as an engine lets, whichever test comes first."""
+    open_tasks.allow(2)
 
 
 @pytest.fixture(autouse=True)

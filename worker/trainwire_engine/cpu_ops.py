@@ -87,9 +87,11 @@ def _causal_attention_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[
         # Its sums are those of output times gradient, for which the output would have to be kept.
         d_scores = pulled - shares * row_sums(pulled)
         d_queries.append(d_scores @ keys[:, :, :end])
-        d_keys[:, :, :end] += d_scores.swapaxes(-1, -2) @ asked
-        d_values[:, :, :end] += shares.swapaxes(-1, -2) @ above
-        note(d_queries[-1], d_keys, d_values)
+        for_keys, for_values = d_scores.swapaxes(-1, -2) @ asked, shares.swapaxes(-1, -2) @ above
+        # Not the sums: what is added to them later changes them here, too.
+        note(d_queries[-1], for_keys, for_values)
+        d_keys[:, :, :end] += for_keys
+        d_values[:, :, :end] += for_values
     # The scores are in base 2, their gradient in base e.
     return _joined(d_queries, group) * (1 / LOG2_E), d_keys * (1 / LOG2_E), d_values
 

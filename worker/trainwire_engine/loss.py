@@ -196,6 +196,7 @@ def head_sums(
     for start in range(0, hidden.shape[0], chunk):
         part = slice(start, start + chunk)
         piece = mx.depends(hidden[part], [loss, correct])
+        note(piece)
         sums = cross_entropy(project(piece, head), targets[part], weights[part], smoothing)
         loss, correct = loss + sums[0], correct + sums[1]
     return loss, correct

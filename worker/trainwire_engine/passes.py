@@ -8,8 +8,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from trainwire_engine import pieces
 from trainwire_engine.batches import MicroBatch
 from trainwire_engine.cuda import tracing
+from trainwire_engine.lanes import in_pieces
 from trainwire_engine.loss import micro_batch_sums
 from trainwire_engine.model import Arrays, Model
 from trainwire_engine.segments import apart
@@ -25,7 +27,9 @@ class EvaluateSums:
 
     def __call__(self, batch: MicroBatch) -> tuple[mx.array, mx.array]:
         """Return (loss sum in nats, correct), two lazy float32 scalars; the tokens are `batch.weights.sum()`."""
-        sums: tuple[mx.array, mx.array] = self._sums(self.model.trainable, device_arrays(batch))
+        with pieces.noted(in_pieces(self.model.total_parameters, batch)) as notes:
+            sums: tuple[mx.array, mx.array] = self._sums(self.model.trainable, device_arrays(batch))
+        pieces.compute(notes)
         if self._traced:
             self.model.release()
             self._traced = False

@@ -78,12 +78,13 @@ def install(module: nn.Module) -> None:
     paths = {id(layer): path for path, layer in module.named_modules()}
     for block in module.layers:
         if id(block) in paths:
+            base: Any = type(block)
             block._noted_as = paths[id(block)]
-            block.__class__ = _noting(type(block))
+            block.__class__ = _noting(base)
 
 
 @functools.cache
-def _noting(base: type[nn.Module]) -> type[nn.Module]:
+def _noting(base: Any) -> Any:
     def call(self: Any, x: Any, *rest: Any, **named: Any) -> Any:
         return base.__call__(self, _through(x, self._noted_as), *rest, **named)
 
