@@ -148,8 +148,10 @@ def test_memory_predicted_from_few_blocks_is_within_15_percent(
     assert told == pytest.approx(real, rel=0.15)
 
 
-def test_lanes_may_all_be_at_their_fullest_at_once() -> None:
-    assert at_once([Fullest(100, 70), Fullest(60, 50)]) == 160
+def test_what_lanes_keep_adds_up_and_half_of_their_moments_meet() -> None:
+    assert at_once([Fullest(100, 70)]) == 100
+    assert at_once([Fullest(100, 70), Fullest(60, 50)]) == 70 + 50 + 30 + 5
+    assert at_once([Fullest(100, 70)] * 3) == 210 + 30 + 30
 
 
 @pytest.mark.parametrize("lanes", [1, 2])

@@ -20,7 +20,7 @@ from trainwire_engine.pieces import note
 ROWS, WORDS = 256, 1024
 """Positions and words of a block of logits, a megabyte: larger ones leave the cache, smaller ones are many."""
 
-NOTED = 4
+NOTED = 2
 """Blocks that are a piece of a pass (`pieces`)."""
 
 KEPT = 2**26

@@ -104,9 +104,14 @@ def default_micro_batch_tokens(model_config: dict[str, Any], method: str, max_se
     """Padded tokens of one micro-batch from the model and the device's total memory, a power of two.
 
     A quarter of a machine's memory may go to activations, half of a CUDA card's, which holds nothing else. The CPU
-    gains nothing above 1,024; an H200 trains Qwen3 0.6B at 72,000 tokens/s with 8,192 and at 82,500 with 16,384.
+    gains nothing above 1,024; of adapters a gigabyte of activations at most, by the bound above, is in work on a lane:
+    SmolLM2-135M with 256 takes a fifth less memory and as long. The gradients of all weights would weigh more than
+    that. An H200 trains Qwen3 0.6B at 72,000 tokens/s with 8,192 and at 82,500 with 16,384.
     """
-    most = 1024 if mx.default_device() == mx.cpu else 16384
-    share = 2 if mx.default_device() != mx.cpu and not mx.metal.is_available() else 4
-    fits = max(256, total_memory() // share // bytes_per_token(model_config))
-    return min(most, 1 << (fits.bit_length() - 1))
+    on_cpu = mx.default_device() == mx.cpu
+    share = 2 if not on_cpu and not mx.metal.is_available() else 4
+    room = total_memory() // share
+    if on_cpu and method != "full":
+        room = min(room, 2**30)
+    fits = max(256, room // bytes_per_token(model_config))
+    return min(1024 if on_cpu else 16384, 1 << (fits.bit_length() - 1))

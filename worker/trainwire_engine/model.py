@@ -62,6 +62,8 @@ class Model:
                     hint='Use method = "lora" (QLoRA), or the unquantized model for full fine-tuning.',
                 )
             module.unfreeze()
+            if on_cpu():
+                cpu_weights.train_in_rows(module)
         else:
             _, self._adapter_config = attach(module, config)
             if split is not None:

@@ -19,8 +19,9 @@ from trainwire_engine.pieces import note
 from trainwire_engine.update_rules import MUON_OTHERS, RULES, Arguments, Arrays, Rule, Slots
 from trainwire_protocol.errors import ConfigInvalid
 
-FUSED_FROM = 2**20
-"""Elements from which a weight's update is worth the CPU's C++ compiler, about a second per kernel."""
+FUSED_FROM, FUSED_WITH = 2**20, 2**16
+"""Elements from which a weight's update is worth the CPU's C++ compiler, about a second per kernel, and of weights that
+use the kernel when it is there: their update alone would go over the memory some fifteen times."""
 
 
 class Optimizer:
@@ -90,11 +91,12 @@ class Optimizer:
             return self._apply_together(params, grads, state, count, steps[self._rule], shared)
         new_params: Arrays = {}
         new_state: Arrays = {"count": mx.where(accept, count, state["count"])}
+        fused_from = self._fused_from(params)
         for name, param in params.items():
             rule, arguments = self._rule_of(name, param)
             slots = list(self._slots(name, param))
             old = [state[f"{slot}.{name}"] for slot in slots]
-            one = self._one(rule, arguments, tuple(slots), param)
+            one = self._one(rule, arguments, tuple(slots), param, fuse=param.size >= fused_from)
             new_params[name], *new = one(param, grads[name], old, steps[rule], shared)
             for slot, value in zip(slots, new):
                 new_state[f"{slot}.{name}"] = value
@@ -136,10 +138,18 @@ class Optimizer:
     def _rule_of(self, name: str, param: mx.array) -> tuple[Rule, Arguments]:
         return MUON_OTHERS if self.name == "muon" and not is_matrix(name, param) else (self._rule, self.arguments)
 
-    def _one(self, rule: Rule, arguments: Arguments, slots: tuple[str, ...], param: mx.array) -> Callable[..., Any]:
-        """The update of one weight; an elementwise rule is fused into few passes over a large weight."""
+    def _fused_from(self, params: Arrays) -> int:
+        """Elements from which the updates of these weights are fused."""
+        if mx.default_device() != mx.cpu:
+            return 0
+        return FUSED_WITH if any(param.size >= FUSED_FROM for param in params.values()) else FUSED_FROM
+
+    def _one(
+        self, rule: Rule, arguments: Arguments, slots: tuple[str, ...], param: mx.array, *, fuse: bool
+    ) -> Callable[..., Any]:
+        """The update of one weight; an elementwise rule can be fused into few passes over it."""
         decays = self._decays(param)
-        fuse = rule.elementwise and (param.size >= FUSED_FROM or mx.default_device() != mx.cpu)
+        fuse = fuse and rule.elementwise
         if fuse and (rule, decays) in self._fused:
             return self._fused[rule, decays]
 

@@ -41,8 +41,15 @@ class Fullest:
 
 
 def at_once(lanes: Sequence[Fullest]) -> int:
-    """Bytes that lanes take at the same time in a run's fullest moment: each goes its way, and all may meet there."""
-    return sum(lane.taken for lane in lanes)
+    """Bytes that lanes take at the same time in a run's fullest moment.
+
+    What their backward passes keep adds up, as it is there for long. What a lane takes for a moment beside it meets
+    half of the others': measured over models, methods and lengths, the peak of some dozens of updates lies within a
+    tenth of that. It is the piece of a pass that MLX makes in advance, and steps of the head and of blocks that are
+    computed again.
+    """
+    brief = [lane.taken - lane.kept for lane in lanes]
+    return sum(lane.kept for lane in lanes) + (max(brief) + sum(brief)) // 2
 
 
 def try_passes(step: UpdateStep, lanes: Sequence[Sequence[MicroBatch]]) -> list[Fullest]:

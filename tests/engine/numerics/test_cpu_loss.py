@@ -14,6 +14,7 @@ from trainwire_engine import cpu_loss
 from trainwire_engine.adapters import LoRALinear
 from trainwire_engine.cpu_loss import blockwise_cross_entropy
 from trainwire_engine.loss import cross_entropy
+from trainwire_engine.pieces import compute, noted
 from trainwire_engine.unpacking import plain_weight
 
 WORDS, WIDTH, POSITIONS = 96, 32, 50
@@ -142,10 +143,13 @@ def test_the_peak_is_that_of_a_few_blocks_and_of_the_powers_a_trained_head_keeps
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    mx.eval(work())
+    with noted() as notes:
+        made = work()
+    compute(notes)
+    mx.eval(made)
     peak = mx.get_peak_memory() - before
     block = cpu_loss.ROWS * cpu_loss.WORDS * 4
     kept = cpu_loss.ROWS * words * 4 if trained else 0
-    # The CPU backend runs ahead by some operations, each with a block of its own. All logits of 256 positions would be
-    # 32 blocks.
-    assert peak < 20 * block + kept + positions * width * 4 * 3 + (3 * words * width * 4 if trained else 0)
+    # A piece is two blocks, and some operations make a block of their own in each. All logits of 256 positions would
+    # be 32 blocks.
+    assert peak < 27 * block + kept + positions * width * 4 * 3 + (3 * words * width * 4 if trained else 0)

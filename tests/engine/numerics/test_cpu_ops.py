@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 
 from trainwire_engine import cpu_ops, fastmath
+from trainwire_engine.cpu_weights import train_in_rows
+from trainwire_engine.pieces import compute, noted
 
 pytestmark = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="these functions are for the CPU backend")
 
@@ -113,8 +116,37 @@ def test_attentions_memory_grows_with_the_length_not_with_its_square(monkeypatch
         mx.reset_peak_memory()
         held = mx.get_active_memory()
         gradient = mx.grad(lambda *qkv: mx.sum(ours(*qkv, scale=0.3, mask="causal")), argnums=(0, 1, 2))
-        mx.eval(gradient(q, k, v))
+        with noted() as notes:
+            made = gradient(q, k, v)
+        compute(notes)
+        mx.eval(made)
         return mx.get_peak_memory() - held
 
     peak(256)
     assert peak(4096) < 6 * peak(1024)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(3, 5, 8), (7, 8)])
+def test_a_trained_linear_layer_gives_the_same_gradients_laid_out_as_its_weights(
+    shape: tuple[int, ...], bias: bool
+) -> None:
+    x, layer = mx.random.normal(shape, key=mx.random.key(0)), nn.Linear(8, 6, bias=bias)
+    above = mx.random.normal((*shape[:-1], 6), key=mx.random.key(1))
+
+    def outcome() -> tuple[Any, Any]:
+        def loss(parameters: Any, x: mx.array) -> mx.array:
+            layer.update(parameters)
+            return (layer(x) * above).sum()
+
+        return mx.value_and_grad(loss, argnums=(0, 1))(layer.trainable_parameters(), x)
+
+    value, (plain, d_x) = outcome()
+    train_in_rows(layer)
+    again, (in_rows, d_x_again) = outcome()
+    assert again.item() == pytest.approx(value.item(), rel=1e-6)
+    np.testing.assert_allclose(d_x_again, d_x, rtol=1e-5, atol=1e-6)
+    assert plain.keys() == in_rows.keys()
+    for name, gradient in in_rows.items():
+        np.testing.assert_allclose(gradient, plain[name], rtol=1e-5, atol=1e-6)
+        assert np.array(gradient, copy=False).flags.c_contiguous

@@ -25,7 +25,7 @@ def test_figures_follow_what_mlx_holds() -> None:
 def test_the_default_is_a_power_of_two_from_model_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def tokens(total: int, **keys: int) -> int:
         monkeypatch.setattr(memory, "total_memory", lambda: total)
-        return memory.default_micro_batch_tokens(tiny_config(**keys), "lora", 2048)
+        return memory.default_micro_batch_tokens(tiny_config(**keys), "full", 2048)
 
     large = {"hidden_size": 4096, "num_hidden_layers": 36, "intermediate_size": 12288}
     values = [tokens(size * 2**30, **large) for size in (8, 16, 32, 64, 128)]
@@ -34,6 +34,17 @@ def test_the_default_is_a_power_of_two_from_model_and_device(monkeypatch: pytest
     assert values[0] < values[-1]
     assert tokens(8 * 2**30) >= values[0]
     assert tokens(2**20, **large) == 256
+
+
+@pytest.mark.parametrize(("blocks", "width", "inner", "expected"), [(4, 256, 768, 1024), (30, 576, 1536, 256)])
+def test_on_a_cpu_adapters_have_activations_of_a_gigabyte_in_work_at_most(
+    monkeypatch: pytest.MonkeyPatch, blocks: int, width: int, inner: int, expected: int
+) -> None:
+    monkeypatch.setattr(memory, "total_memory", lambda: 2**36)
+    shape = tiny_config(num_hidden_layers=blocks, hidden_size=width, intermediate_size=inner)
+    assert memory.default_micro_batch_tokens(shape, "lora", 2048) == expected
+    assert memory.default_micro_batch_tokens(shape, "full", 2048) == 1024
+    assert expected == 1024 or memory.bytes_per_token(shape) * expected <= 2**30
 
 
 def test_a_card_of_80_gigabytes_takes_16384_tokens_of_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ def test_adamw_equals_torch_to_1e_6(
 ) -> None:
     if fused:
         monkeypatch.setattr("trainwire_engine.optimizer.FUSED_FROM", 0)
+        monkeypatch.setattr("trainwire_engine.optimizer.FUSED_WITH", 0)
     ours = run(config(optimizer_args=arguments, weight_decay=decay), 60)
     theirs = run_torch(
         lambda groups: torch.optim.AdamW(
@@ -198,3 +199,22 @@ def test_short_runs_have_finite_positive_rates(config: Callable[..., Config], sh
     for total in (1, 2, 3):
         for warmup in (0, 1, 2, 5):
             assert all(0 < rate <= 1 for rate in rates(config(schedule=shape, warmup_steps=warmup), total))
+
+
+@pytest.mark.parametrize(("largest", "fused"), [(100, []), (1000, [100, 1000])])
+def test_smaller_weights_use_the_kernels_of_a_large_one(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, largest: int, fused: list[int]
+) -> None:
+    monkeypatch.setattr("trainwire_engine.optimizer.FUSED_FROM", 1000)
+    monkeypatch.setattr("trainwire_engine.optimizer.FUSED_WITH", 100)
+    met: list[int] = []
+
+    def compiled(one: Callable[..., Any], shapeless: bool) -> Callable[..., Any]:
+        assert shapeless
+        return lambda param, *rest: (met.append(param.size), one(param, *rest))[1]
+
+    monkeypatch.setattr(mx, "compile", compiled)
+    optimizer = Optimizer(config(optimizer="adamw"))
+    params = {"small": mx.ones(10), "middle": mx.ones((1, 100)), "large": mx.ones((1, largest))}
+    optimizer.apply(params, params, optimizer.init(params), mx.array(1e-3))
+    assert sorted(met) == fused
