@@ -19,13 +19,13 @@ from trainwire_engine.cuda.recordings import CORRECT, LOSS, RecordingFailed, Rec
 from trainwire_engine.dropout import token_keys
 from trainwire_engine.failures import with_room
 from trainwire_engine.fastmath import on_cpu
+from trainwire_engine.gradients import added, as_masters, whole_norm
 from trainwire_engine.joined import layout
 from trainwire_engine.lanes import Lanes, in_pieces, together
 from trainwire_engine.loss import micro_batch_sums
 from trainwire_engine.model import Arrays, Model
 from trainwire_engine.optimizer import Optimizer
 from trainwire_engine.passes import compiled, device_arrays, host_arrays
-from trainwire_engine.pieces import note
 from trainwire_engine.ranks import Alone
 from trainwire_engine.segments import apart
 
@@ -200,7 +200,7 @@ class UpdateStep:
                 # The module holds one pass's weights at a time.
                 with self._binding, pieces.noted(in_pieces(self.model.total_parameters, batch)) as notes:
                     sums = self._sums(self.model.trainable, device_arrays(batch), key)
-                    total = _added(total, sums) if total is not None else sums
+                    total = added(total, sums) if total is not None else sums
                     del sums
                 pieces.compute(notes, total[1])
                 # Without a start here, the passes of all micro-batches would be alive at once.
@@ -212,7 +212,7 @@ class UpdateStep:
                 mx.eval(total)
             return total
 
-        totals, grads = functools.reduce(_added, together(passes, lanes))
+        totals, grads = functools.reduce(added, together(passes, lanes))
         return totals, self._layout.join(grads)
 
     def _begin(self, step: int, after: Any) -> None:
@@ -311,44 +311,12 @@ class UpdateStep:
         # Not limits[0]: MLX takes a single number with a gather, which costs CUDA's compiler three seconds.
         tokens, learning_rate, max_norm = (part.reshape(()) for part in mx.split(limits, 3))
         loss = loss / tokens
-        norm = clipped_norm = _norm(grads) / tokens
+        norm = clipped_norm = whole_norm(grads) / tokens
         accept = mx.isfinite(norm) & mx.isfinite(loss)
         if self._max_value is not None:
             limit = self._max_value * tokens
             grads = {name: mx.clip(grad, -limit, limit) for name, grad in grads.items()}
-            clipped_norm = _norm(grads) / tokens
+            clipped_norm = whole_norm(grads) / tokens
         scale = mx.minimum(1.0, max_norm / (clipped_norm + 1e-6)) / tokens
         params, state = self.optimizer.apply(params, grads, state, learning_rate, scale=scale, accept=accept)
         return params, state, mx.stack([loss, correct, norm, accept.astype(mx.float32)])
-
-
-def _added(totals: Any, sums: Any) -> Any:
-    (loss, correct), grads = totals
-    (more_loss, more_correct), more = sums
-    if _together(grads) and _together(more):
-        grads = tensors.added(grads, more)
-    else:
-        grads = {name: grad + more[name] for name, grad in grads.items()}
-    return (loss + more_loss, correct + more_correct), grads
-
-
-def as_masters(grads: Arrays, params: Arrays) -> Arrays:
-    """Cast gradients to the dtypes of the weights they are for."""
-    if tensors.usable(grads):
-        return tensors.cast(grads, {name: param.dtype for name, param in params.items()})
-    return {name: grad.astype(params[name].dtype) for name, grad in grads.items()}
-
-
-def _norm(grads: Arrays) -> mx.array:
-    if _together(grads):
-        return mx.sqrt(tensors.square_sum(grads))
-    total = mx.zeros(())
-    for grad in grads.values():
-        total = total + mx.sum(mx.square(grad))
-        if grad.size >= pieces.LARGE:
-            note(total)
-    return mx.sqrt(total)
-
-
-def _together(arrays: Arrays) -> bool:
-    return tensors.usable(arrays) and all(array.dtype == mx.float32 for array in arrays.values())
