@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.inputs import make_model, make_rows
-from benchmarks.sides import BATCH, LEARNING_RATE, Training, mlx_lm, trainwire
+from benchmarks.sides import BATCH, LEARNING_RATE, Job, Training, mlx_lm, trainwire
 
 
 @dataclass(frozen=True)
@@ -59,22 +59,18 @@ def compare(case: Case, folder: Path, rounds: int, threads: int | None = None) -
     The peer on trainwire's BLAS gets so many of its `threads`, or as many as it is faster with. Where the stock peer
     trains rows of its own, it is left to `beside_stock`.
     """
-    model, how = make_model(case.model, folder), {"learning_rate": case.learning_rate}
-    place = folder / f"runs-{case.model}-{case.method}"
-    rows = make_rows(folder / f"rows-{case.longest}", BATCH * max(case.updates), case.longest)
+    job = _job(case, folder, max(case.updates), case.longest)
     if threads is None:
-        threads = faster_threads(
-            lambda count, limit: mlx_lm(model, rows, place, case.method, 2, str(count), limit, **how)
-        )
+        threads = faster_threads(lambda count, limit: mlx_lm(job, 2, str(count), limit))
     else:
-        mlx_lm(model, rows, place, case.method, 1, str(threads), **how)
-    trainwire(model, rows, place, case.method, 2, **how)
+        mlx_lm(job, 1, str(threads))
+    trainwire(job, 2)
     ours, same, stock = [], [], []
     for _ in range(rounds):
-        ours.append(trainwire(model, rows, place, case.method, case.updates[0], **how))
-        same.append(mlx_lm(model, rows, place, case.method, case.updates[1], str(threads), **how))
+        ours.append(trainwire(job, case.updates[0]))
+        same.append(mlx_lm(job, case.updates[1], str(threads)))
         if case.stock_longest is None:
-            stock.append(mlx_lm(model, rows, place, case.method, case.updates[2], "stock", **how))
+            stock.append(mlx_lm(job, case.updates[2], "stock"))
     sides = {"trainwire": _figures(ours), "same": _figures(same)}
     result = {
         "blas": ours[0].blas,
@@ -99,13 +95,18 @@ def compare(case: Case, folder: Path, rounds: int, threads: int | None = None) -
 def beside_stock(case: Case, folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     """Add to a case's result the stock peer over its own, shorter rows, and a run of trainwire over the same."""
     assert case.stock_longest is not None
-    model, how = make_model(case.model, folder), {"learning_rate": case.learning_rate}
-    place = folder / f"runs-{case.model}-{case.method}"
-    rows = make_rows(folder / f"rows-{case.stock_longest}", BATCH * case.updates[2], case.stock_longest)
-    trainwire(model, rows, place, case.method, 1, **how)
-    ours = [trainwire(model, rows, place, case.method, case.updates[2], **how)]
-    stock = [mlx_lm(model, rows, place, case.method, case.updates[2], "stock", **how)]
+    job = _job(case, folder, case.updates[2], case.stock_longest)
+    trainwire(job, 1)
+    ours = [trainwire(job, case.updates[2])]
+    stock = [mlx_lm(job, case.updates[2], "stock")]
     return {**result, **_against(stock, ours, result)}
+
+
+def _job(case: Case, folder: Path, updates: int, longest: int) -> Job:
+    """What both sides of a case train: rows for so many updates, the longest of so many words."""
+    rows = make_rows(folder / f"rows-{longest}", BATCH * updates, longest)
+    place = folder / f"runs-{case.model}-{case.method}"
+    return Job(make_model(case.model, folder), rows, place, case.method, learning_rate=case.learning_rate)
 
 
 def _against(stock: list[Training], ours: list[Training], result: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.arguments import folder_of, parser
 from benchmarks.inputs import make_model, make_rows
-from benchmarks.sides import BATCH, Training, alone, trainwire
+from benchmarks.sides import BATCH, Job, Training, alone, trainwire
 
 
 def main() -> None:
@@ -30,14 +30,14 @@ def measure(name: str, updates: int, rounds: int, folder: Path) -> dict[str, Any
     """Give the rates of both, what the worker costs, and the loop's share outside MLX."""
     model = make_model(name, folder)
     rows = make_rows(folder / "rows-overhead", BATCH * updates, 200)
-    place = folder / f"overhead-{name}"
-    trainwire(model, rows, place, "lora", 2)
+    job = Job(model, rows, folder / f"overhead-{name}", "lora")
+    trainwire(job, 2)
     bare: list[Training] = []
     whole: list[Training] = []
     for _ in range(rounds):
-        bare.append(alone(model, rows, place, "lora", updates))
-        whole.append(trainwire(model, rows, place, "lora", updates))
-    profiled = trainwire(model, rows, place, "lora", 22, "--profile", "20")
+        bare.append(alone(job, updates))
+        whole.append(trainwire(job, updates))
+    profiled = trainwire(job, 22, "--profile", "20")
     parts = {key: ms for key, ms in profiled.profile.items() if key.endswith("_ms")}
     rates = {"alone": [run.rate(updates) for run in bare], "worker": [run.rate(updates) for run in whole]}
     return {

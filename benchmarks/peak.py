@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.arguments import add_folder, folder_of
 from benchmarks.inputs import make_model, make_rows
-from benchmarks.sides import Training, mlx_lm, trainwire
+from benchmarks.sides import Job, Training, mlx_lm, trainwire
 
 
 def main() -> None:
@@ -29,12 +30,10 @@ def main() -> None:
     with folder_of(chosen) as folder:
         model = make_model("wide-head", folder)
         rows = make_rows(folder / f"rows-equal-{chosen.words}", chosen.rows, chosen.words, equal=True)
-        place = folder / "peak"
-        print(
-            json.dumps(_figures("trainwire", chosen.rows, trainwire(model, rows, place, "lora", 1, batch=chosen.rows)))
-        )
+        job = Job(model, rows, folder / "peak", "lora", batch=chosen.rows)
+        print(json.dumps(_figures("trainwire", chosen.rows, trainwire(job, 1))))
         for count in chosen.peer_rows:
-            run = mlx_lm(model, rows, place, "lora", 1, "1", batch=count)
+            run = mlx_lm(replace(job, batch=count), 1, "1")
             print(json.dumps(_figures("mlx_lm.lora", count, run)), flush=True)
 
 

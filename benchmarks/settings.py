@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.arguments import folder_of, parser
 from benchmarks.inputs import make_model, make_rows
-from benchmarks.sides import BATCH, Training, alone
+from benchmarks.sides import BATCH, Job, Training, alone
 
 
 def main() -> None:
@@ -31,6 +31,7 @@ def main() -> None:
     with folder_of(chosen) as folder, tempfile.TemporaryDirectory(prefix="trainwire-bench-") as temporary:
         model = make_model(chosen.model, folder)
         rows = make_rows(folder / "rows-settings", BATCH * chosen.updates, 400)
+        job = Job(model, rows, folder / "settings", chosen.method)
         settings: dict[str, tuple[list[str], dict[str, str]]] = {
             "as-set-up": ([], {}),
             "mlx-blas": (["--blas", "none"], {}),
@@ -41,7 +42,7 @@ def main() -> None:
         runs: dict[str, list[Training]] = {name: [] for name in settings}
         for number in range(chosen.rounds + 1):
             for name, (options, environment) in settings.items():
-                run = alone(model, rows, folder / "settings", chosen.method, chosen.updates, *options, **environment)
+                run = alone(job, chosen.updates, *options, **environment)
                 if number:
                     runs[name].append(run)
         for name, found in runs.items():

@@ -21,6 +21,18 @@ SEED = 42
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@dataclass(frozen=True)
+class Job:
+    """What a side trains: a model, by a method, over the rows of a folder; `folder` is for what it writes."""
+
+    model: Path
+    rows: Path
+    folder: Path
+    method: str
+    batch: int = BATCH
+    learning_rate: float = LEARNING_RATE
+
+
 @dataclass
 class Training:
     """Times are seconds after the spawn, tokens are trained ones, one entry for each update.
@@ -55,41 +67,24 @@ def environment() -> dict[str, str]:
     }
 
 
-def write_config(
-    model: Path,
-    rows: Path,
-    folder: Path,
-    method: str,
-    updates: int,
-    batch: int = BATCH,
-    learning_rate: float = LEARNING_RATE,
-) -> Path:
+def write_config(job: Job, updates: int) -> Path:
     """Write trainwire's config: every token of the rows in the file's order, no clipping, no checkpoint between."""
     values = {
-        "model": str(model), "data": str(rows / "train.jsonl"), "run_dir": str(folder / "run"), "method": method,
-        "cache_dir": str(folder / "cache"), "train_on": "all", "shuffle": False, "seed": SEED, "batch_size": batch,
-        "max_steps": updates, "learning_rate": learning_rate, "schedule": "constant", "warmup_steps": 0,
-        "max_grad_norm": 0.0, "save_every": 0, "eval_every": 0,
+        "model": str(job.model), "data": str(job.rows / "train.jsonl"), "run_dir": str(job.folder / "run"),
+        "method": job.method, "cache_dir": str(job.folder / "cache"), "train_on": "all", "shuffle": False,
+        "seed": SEED, "batch_size": job.batch, "max_steps": updates, "learning_rate": job.learning_rate,
+        "schedule": "constant", "warmup_steps": 0, "max_grad_norm": 0.0, "save_every": 0, "eval_every": 0,
     }  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
-    config = folder / "config.toml"
+    job.folder.mkdir(parents=True, exist_ok=True)
+    config = job.folder / "config.toml"
     config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     return config
 
 
-def trainwire(
-    model: Path,
-    rows: Path,
-    folder: Path,
-    method: str,
-    updates: int,
-    *words: str,
-    batch: int = BATCH,
-    learning_rate: float = LEARNING_RATE,
-) -> Training:
+def trainwire(job: Job, updates: int, *words: str) -> Training:
     """Train with `trainwire run`; `words` are more of its options."""
-    config = write_config(model, rows, folder, method, updates, batch, learning_rate)
-    shutil.rmtree(folder / "run", ignore_errors=True)
+    config = write_config(job, updates)
+    shutil.rmtree(job.folder / "run", ignore_errors=True)
     training = Training()
     worker = 0
     before = 0.0
@@ -119,9 +114,9 @@ def trainwire(
     return training
 
 
-def alone(model: Path, rows: Path, folder: Path, method: str, updates: int, *words: str, **variables: str) -> Training:
+def alone(job: Job, updates: int, *words: str, **variables: str) -> Training:
     """Train with the engine's parts alone, `python -m benchmarks.alone`, with more environment variables."""
-    config = write_config(model, rows, folder, method, updates)
+    config = write_config(job, updates)
     training = Training()
 
     def take(line: str, began: float) -> None:
@@ -136,32 +131,22 @@ def alone(model: Path, rows: Path, folder: Path, method: str, updates: int, *wor
     return training
 
 
-def mlx_lm(
-    model: Path,
-    rows: Path,
-    folder: Path,
-    method: str,
-    updates: int,
-    blas: str,
-    limit: float | None = None,
-    batch: int = BATCH,
-    learning_rate: float = LEARNING_RATE,
-) -> Training:
+def mlx_lm(job: Job, updates: int, blas: str, limit: float | None = None) -> Training:
     """Train with `mlx_lm.lora`: the same rows, rank, scale and optimizer; `blas` is `stock` or a number of threads.
 
     After `limit` seconds it is ended, and has the updates that it made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    config = folder / "mlx_lm.yaml"
+    job.folder.mkdir(parents=True, exist_ok=True)
+    config = job.folder / "mlx_lm.yaml"
     config.write_text(
         "lora_parameters: {rank: 8, scale: 2.0, dropout: 0.0}\noptimizer_config: {adamw: {bias_correction: true,"
         " weight_decay: 0.0}}\n"
     )
     command = [
-        sys.executable, "-m", "benchmarks.peer", blas, "--model", str(model), "--data", str(rows), "--train",
-        "--fine-tune-type", method, "--optimizer", "adamw", "--batch-size", str(batch), "--num-layers", "-1",
+        sys.executable, "-m", "benchmarks.peer", blas, "--model", str(job.model), "--data", str(job.rows), "--train",
+        "--fine-tune-type", job.method, "--optimizer", "adamw", "--batch-size", str(job.batch), "--num-layers", "-1",
         "--iters", str(updates), "--steps-per-report", "1", "--save-every", str(10**6), "--learning-rate",
-        str(learning_rate), "--adapter-path", str(folder / "mlx_lm"), "-c", str(config),
+        str(job.learning_rate), "--adapter-path", str(job.folder / "mlx_lm"), "-c", str(config),
     ]  # fmt: skip
     training = Training(blas=blas)
 
