@@ -110,7 +110,7 @@ def prepare(
     lock = RunLock(run_dir)
     if not _take_lock(lock, options.lock_wait, cancelled, announce):
         return None
-    lock.describe(LockInfo(pid=os.getpid(), since_ms=time.time_ns() // 1_000_000, phase="loading", host=this_host()))
+    lock.describe(LockInfo(pid=os.getpid(), since_ms=time.time_ns() // 1_000_000, phase="loading"))
     clear_dead()
     try:
         past = read_past(run_dir / LOG_NAME)

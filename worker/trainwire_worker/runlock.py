@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainwire_protocol.rundir import LOCK_NAME, LockInfo
+from trainwire_protocol.rundir import LOCK_NAME, LockInfo, this_host
 
 from .ending import disk_error
 
@@ -48,11 +48,12 @@ class RunLock:
         return None
 
     def describe(self, info: LockInfo) -> None:
-        """Write who holds the lock, for `busy` messages and for those who look for the control socket."""
+        """Write who holds the lock, with the host, for `busy` messages and those who look for the control socket."""
         if self.fd >= 0:
+            here = msgspec.structs.replace(info, host=this_host())
             # One write of one length, so that a reader never sees half of the old text behind the new.
             with contextlib.suppress(OSError):
-                os.pwrite(self.fd, msgspec.json.encode(info).ljust(LOCK_BYTES - 1) + b"\n", 0)
+                os.pwrite(self.fd, msgspec.json.encode(here).ljust(LOCK_BYTES - 1) + b"\n", 0)
 
     def release(self) -> None:
         """Give the lock up; an engine that still saves goes on holding it."""

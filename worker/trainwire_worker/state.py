@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainwire_protocol.events import End, Error, Level, Log, Phase, Status
-from trainwire_protocol.rundir import LockInfo, this_host
+from trainwire_protocol.rundir import LockInfo
 
 from .desk import Desk
 from .emitter import Clock, Emitter
@@ -77,7 +77,6 @@ class RunState:
                 phase=self.snapshot.phase,
                 socket=self.control_path,
                 engine_pid=self.engine.pid if self.engine else None,
-                host=this_host(),
             )
         )
 

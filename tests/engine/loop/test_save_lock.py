@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,9 @@ from trainwire_engine.checkpoint import Saver, Target
 from trainwire_engine.disk import Disk
 from trainwire_engine.prepare import tidy
 from trainwire_engine.save_lock import SaveLock
+from trainwire_engine.saving import Saves
 from trainwire_engine.snapshot import Snapshot
+from trainwire_engine.state import TrainState
 from trainwire_protocol.rundir import list_checkpoints, read_manifest
 
 HOLDER = """
@@ -71,6 +75,21 @@ def test_a_rank_waits_for_another_ones_save_and_finds_it(tmp_path: Path) -> None
     assert second.of_another(8) is None
     with second.alone(wait=False) as mine:
         assert mine
+
+
+def test_before_it_leaves_a_rank_writes_nothing_that_another_has_written_or_is_writing(tmp_path: Path) -> None:
+    first = saver(tmp_path)
+    state = TrainState(step=7)
+    course: Any = SimpleNamespace(state=state)
+    parts: dict[str, Any] = dict.fromkeys(("step", "contents", "reports", "stopwatch", "passport", "resumed", "room"))
+    saves = Saves(course=course, saver=saver(tmp_path), **parts)
+    with first.alone():
+        saves.last(Target("emergency-checkpoint-000007", "emergency"), wait=False)
+    assert list_checkpoints(tmp_path) == []
+    save(first, 7)
+    saves.last(Target("emergency-checkpoint-000007", "emergency"), wait=True)
+    assert saves.newest == tmp_path / "checkpoint-000007"
+    assert [info.path for info in list_checkpoints(tmp_path)] == [saves.newest]
 
 
 def test_a_killed_rank_holds_nobody_up(tmp_path: Path) -> None:
