@@ -2,6 +2,7 @@
 
 const fs = require('node:fs/promises')
 const net = require('node:net')
+const os = require('node:os')
 const path = require('node:path')
 
 const { Channel, PROTOCOL } = require('./channel.js')
@@ -39,11 +40,14 @@ function connect(socketPath) {
 
 /**
  * Says whether a worker holds the run. A file says who it was; that it lives is proved by its control socket, which
- * refuses once its process is gone, since a process number may have been given to another.
+ * refuses once its process is gone, since a process number may have been given to another. Of a worker on another
+ * host neither can be asked: it is believed to live as long as the file says so, which one that ends takes back.
  */
 async function workerLives(runDir) {
   const lock = await readLock(runDir)
-  if (lock === undefined || !processExists(lock.pid)) return false
+  if (lock === undefined) return false
+  if (lock.host !== undefined && lock.host !== os.hostname()) return true
+  if (!processExists(lock.pid)) return false
   if (!lock.socket) return true
   try {
     const socket = await connect(lock.socket)

@@ -4,12 +4,14 @@ import assert from 'node:assert/strict'
 import { spawn, spawnSync } from 'node:child_process'
 import { once } from 'node:events'
 import fs from 'node:fs'
+import os from 'node:os'
 import path from 'node:path'
 import { test } from 'node:test'
 
 import * as trainwire from 'trainwire'
 import { fakeWorker } from 'trainwire/testing'
 
+import control from '../lib/control.js'
 import { collect, exists, folder, packageFolder, types, until } from './helpers.mjs'
 
 const { launch, attach, validate } = trainwire
@@ -307,6 +309,25 @@ test('the log is tailed while it grows, half lines wait', PATIENT, async (t) => 
   fs.rmSync(path.join(run.runDir, 'run.lock'))
   assert.deepEqual(types(await reading), ['attempt', 'init', 'step', 'step', 'paused', 'resumed', 'complete', 'end'])
   assert.equal((await follower.wait()).outcome, 'completed')
+})
+
+test('a run of a worker on another host is followed while its lock says so', PATIENT, async (t) => {
+  const run = await start(t, [{ steps: 2 }, { await: 'stop' }, { finish: {} }])
+  await until('the log is there', () => run.lastSeq >= 4)
+  const gone = spawnSync(process.execPath, ['-e', ''])
+  const lock = path.join(run.runDir, 'run.lock')
+  fs.writeFileSync(lock, JSON.stringify({ pid: gone.pid, since_ms: 0, host: `not-${os.hostname()}` }))
+  const follower = await attach(run.runDir)
+  const reading = collect(follower)
+  await until('the steps were read', () => follower.lastSeq >= 4)
+  run.stop({ timeout: 1 }).catch(() => {})
+  await run.wait()
+  fs.rmSync(lock)
+  assert.deepEqual(types(await reading).slice(-1), ['end'])
+  fs.writeFileSync(lock, JSON.stringify({ pid: gone.pid, since_ms: 0, host: os.hostname() }))
+  assert.equal(await control.workerLives(run.runDir), false)
+  fs.writeFileSync(lock, JSON.stringify({ pid: gone.pid, since_ms: 0, host: `not-${os.hostname()}` }))
+  assert.equal(await control.workerLives(run.runDir), true)
 })
 
 test('an attached run that is left ends its loops without an error', PATIENT, async (t) => {
