@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from trainwire_engine.cuda import low_rank
 from trainwire_engine.fastmath import on_cpu
 from trainwire_engine.low_rank import Branch, low_rank_sums
 from trainwire_engine.unpacking import dense
@@ -91,6 +92,12 @@ class LoRALinear(Adapter):
             return self._beside(self, x)
         return low_rank_sums(x, [self.branch()], self.scale)[0]
 
+    @property
+    def alike(self) -> tuple[int, bool]:
+        """What layers that are made together must have in common: the rank, and outputs that kernels can make."""
+        rank, outputs = self.lora_b.shape
+        return rank, low_rank.wide_enough(outputs)
+
     def branch(self, names: tuple[str, str] | None = None) -> Branch:
         """The layer as one of those that are computed together."""
         return Branch(self.linear, self.lora_a, self.lora_b, names)
@@ -102,17 +109,19 @@ class Beside:
     def __init__(self, layers: Sequence[LoRALinear], paths: Sequence[str]) -> None:
         self._layers = layers
         self._names = [(f"{path}.lora_a", f"{path}.lora_b") for path in paths]
-        self._x: mx.array | None = None
+        self._of: list[mx.array] = []
         self._made: dict[int, mx.array] = {}
 
     def __call__(self, layer: LoRALinear, x: mx.array) -> mx.array:
-        if x is not self._x or id(layer) not in self._made:
+        of = [x, *(weight for own in self._layers for weight in (own.lora_a, own.lora_b))]
+        made_of_these = len(of) == len(self._of) and all(one is other for one, other in zip(of, self._of))
+        if not made_of_these or id(layer) not in self._made:
             branches = [own.branch(names) for own, names in zip(self._layers, self._names)]
-            self._x = x
+            self._of = of
             self._made = dict(zip(map(id, self._layers), low_rank_sums(x, branches, layer.scale)))
         made = self._made.pop(id(layer))
         if not self._made:
-            self._x = None
+            self._of = []
         return made
 
 
@@ -120,9 +129,10 @@ _calls: list[tuple[LoRALinear, mx.array]] | None = None
 
 
 def put_together(module: nn.Module, run: Callable[[], Any], most: int) -> list[int]:
-    """Find out by a run of the module which layers get one input, and let up to `most` of them be made together.
+    """Find out by a run of the module which layers of a block get one input, and let up to `most` be made together.
 
-    Gives how many layers there are in each group.
+    Layers outside the blocks stay alone, since a head is used once for each chunk of a loss, and layers of two blocks
+    apart, since blocks may be computed again. Gives how many layers there are in each group.
     """
     global _calls
     _calls = []
@@ -133,11 +143,12 @@ def put_together(module: nn.Module, run: Callable[[], Any], most: int) -> list[i
     finally:
         _calls = None
     paths = {id(layer): path for path, layer in module.named_modules() if isinstance(layer, LoRALinear)}
+    blocks = {id(layer): number for number, block in enumerate(module.layers) for _, layer in block.named_modules()}
     used = [id(layer) for layer, _ in calls]
-    groups: dict[tuple[int, int], list[LoRALinear]] = {}
+    groups: dict[Any, list[LoRALinear]] = {}
     for layer, x in calls:
-        if used.count(id(layer)) == 1 and id(layer) in paths:
-            groups.setdefault((id(x), layer.lora_a.shape[1]), []).append(layer)
+        if used.count(id(layer)) == 1 and id(layer) in blocks and id(layer) in paths:
+            groups.setdefault((blocks[id(layer)], id(x), *layer.alike), []).append(layer)
     sizes = []
     for layers in groups.values():
         for start in range(0, len(layers), most):

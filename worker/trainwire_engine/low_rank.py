@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from trainwire_engine.cuda import low_rank
 
@@ -30,23 +31,31 @@ class Branch:
     b: mx.array
     names: tuple[str, str] | None = None
 
+    def computes_in(self, dtype: mx.Dtype) -> bool:
+        """Tell whether the layer gives numbers of the type that it is given."""
+        leaves = [leaf for _, leaf in tree_flatten(self.linear.parameters())]
+        return all(leaf.dtype == dtype for leaf in leaves if mx.issubdtype(leaf.dtype, mx.floating))
+
 
 class Collector:
     """Takes gradients of adapters as soon as a pass has what they are made of, and adds them to float32 sums in place.
 
     Otherwise all of them would be made at the end of a backward pass, which must keep every layer's input and gradient
-    until then. `marks` must be evaluated, and name the sums that `names` has.
+    until then. `marks` must be evaluated, and name the sums that `names` has. `again` are those whose gradient came
+    more than once, of which only the first was taken: the pass is of no use then.
     """
 
     def __init__(self, into: Arrays) -> None:
         self._into = into
         self.marks: list[mx.array] = []
         self.names: set[str] = set()
+        self.again: set[str] = set()
 
     def takes(self, branches: Sequence[Branch]) -> bool:
         """Tell whether there are sums for the gradients of all these, which will be added to them."""
         names = [name for branch in branches for name in branch.names or ("",)]
-        if not all(name in self._into and name not in self.names for name in names):
+        self.again |= self.names.intersection(names)
+        if self.again or not all(name in self._into for name in names):
             return False
         self.names.update(names)
         return True
@@ -73,7 +82,7 @@ def collecting(into: Arrays) -> Iterator[Collector]:
 def low_rank_sums(x: mx.array, branches: Sequence[Branch], scale: float) -> list[mx.array]:
     """`linear(x) + scale · x A B` of each branch, whose layers are frozen; x [..., in]."""
     downs, ups = [branch.a for branch in branches], [branch.b for branch in branches]
-    if low_rank.fits(x, downs, ups):
+    if low_rank.fits(x, downs, ups) and all(branch.computes_in(x.dtype) for branch in branches):
         return _by_kernels(x, branches, scale)
     return [low_rank_sum(branch.linear, x, branch.a, branch.b, scale) for branch in branches]
 

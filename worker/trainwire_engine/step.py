@@ -280,6 +280,8 @@ class UpdateStep:
     def _trace_into(self, params: Arrays, inputs: tuple[mx.array, ...], into: Arrays) -> list[mx.array]:
         with low_rank.collecting(into) as collected:
             (loss, correct), grads = self._leaf_sums(params, inputs[:-1], inputs[-1])
+        if collected.again:
+            raise RecordingFailed(f"{min(collected.again)} has several gradients in a pass")
         more = {**grads, LOSS: loss, CORRECT: correct}
         rest = {name: total for name, total in into.items() if name not in collected.names}
         return [*collected.marks, *tensors.add_to(rest, more)]

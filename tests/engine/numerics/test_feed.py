@@ -105,6 +105,7 @@ class StandIn:
     def __init__(self, step: UpdateStep) -> None:
         self._zeros = {name: mx.zeros_like(param) for name, param in step._params.items()}
         self.asked: list[str] = []
+        self.largest: Any = None
 
     def begin(self, params: Any, passes: Any) -> bool:
         self.asked.append("begin")
@@ -154,3 +155,28 @@ def test_passes_begun_ahead_are_used_for_the_same_update_with_the_same_weights_o
     step.meanwhile = lambda: None
     assert update(second, 10) == ["made"]
     assert update(second, 11) == ["sums"]
+
+
+def test_recordings_made_anew_expect_the_same_largest_passes_and_given_back_ones_are_met_anew(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(micro_batch_tokens=64)
+    step = UpdateStep(load_model(settings), Optimizer(settings), settings)
+    made: list[StandIn] = []
+
+    def new() -> StandIn:
+        made.append(StandIn(step))
+        return made[-1]
+
+    monkeypatch.setattr(step, "_new_recordings", new)
+    step.trace_anew()
+    batches = plan(ROWS, range(8), 64)
+    step.expect(batches[0])
+    step.trace_anew()
+    assert len(made) == 2
+    for one in made:
+        assert [part.shape for part in one.largest] == [part.shape for part in step._inputs(batches[:1], 0)[0]]
+    assert step.compiles(batches)
+    assert not step.compiles(batches)
+    assert step.give_back()
+    assert step.compiles(batches)

@@ -34,9 +34,14 @@ def fits(x: mx.array, downs: Arrays, ups: Arrays) -> bool:
         and len(downs) <= MOST
         and ranks.issubset(range(8, _WIDEST_RANK + 1, 8))
         and len(ranks) == 1
-        and all(width % 8 == 0 for width in widths)
+        and all(map(wide_enough, widths))
         and kernels.ready(x, *downs, *ups)
     )
+
+
+def wide_enough(width: int) -> bool:
+    """Tell whether rows of a width consist of whole loads of 16 bytes."""
+    return width % 8 == 0
 
 
 def begin(dtype: mx.Dtype, count: int, rank: int) -> None:
