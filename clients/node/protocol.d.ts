@@ -799,6 +799,7 @@ export interface StatusEvent extends EventBase {
   phase: "ended" | "idle" | "lingering" | "loading" | "paused" | "pausing" | "preparing" | "running" | "stopping";
   /** for people; in `loading` the model's name */
   message: string;
+  /** `compile` while an update takes long for a new shape */
   activity: "checkpoint" | "compile" | "download" | "eval" | "generate" | "load" | "none" | "tokenize" | "train";
   step: number;
 }

@@ -169,7 +169,7 @@ class Status(Event, kw_only=True, tag="status"):
 
     phase: Phase
     message: Annotated[str, Meta(description="for people; in `loading` the model's name")]
-    activity: Activity
+    activity: Annotated[Activity, Meta(description="`compile` while an update takes long for a new shape")]
     step: Count
 
 

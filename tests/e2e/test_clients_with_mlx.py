@@ -131,7 +131,8 @@ def test_a_killed_worker_s_run_goes_on_with_the_losses_of_one_that_was_left_alon
         run.pause()
         run.resume(steps=16)
         for event in run:
-            seqs.append(event.seq)
+            if event.seq is not None:
+                seqs.append(event.seq)
             if event.type == "paused" and event.step == 16:
                 os.kill(run.pid, signal.SIGKILL)
         result = run.wait().check()
@@ -184,3 +185,9 @@ def test_node_steers_a_run_that_trains(base: Path, tmp_path: Path) -> None:
     assert told["loss"]["steps"] == list(range(1, last + 1))
     assert (told["result"]["outcome"], told["result"]["exitCode"]) == ("stopped", 0)
     assert told["again"]["checkpoint"] == told["result"]["checkpoint"] == told["stopped"]["checkpoint"]
+
+
+def test_status_says_that_a_shape_is_compiled_and_that_training_goes_on_then(base: Path, tmp_path: Path) -> None:
+    with tw.launch(config(base, tmp_path / "run", max_steps=3)) as run:
+        told = [event.activity for event in run if event.type == "status" and event.phase == "running"]
+    assert told == ["train", "compile", "train"]

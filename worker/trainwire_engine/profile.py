@@ -27,7 +27,7 @@ from trainwire_protocol.events import Level
 
 
 class ProfiledStep(UpdateStep):
-    """Makes updates as UpdateStep does and reports on the first `updates` after the first one.
+    """Makes updates as UpdateStep does and reports on the first `updates` after the first one, or as many as there are.
 
     `report` is called once, with the level, a code, a sentence and the figures: milliseconds of an update by part.
     """
@@ -84,7 +84,7 @@ class ProfiledStep(UpdateStep):
             self._spent["finish"] += time.perf_counter() - started - inner
             self._tokens += result.tokens
         self._made += 1
-        if self._made == self._updates:
+        if self._made == self._updates or (not more and self._made < self._updates):
             self._tell()
         self._left_at = time.perf_counter()
         return result
@@ -139,7 +139,10 @@ class ProfiledStep(UpdateStep):
         return mx.value_and_grad(loss)(hidden)
 
     def _tell(self) -> None:
-        spent = {part: seconds * 1000 / self._updates for part, seconds in self._spent.items()}
+        if not self._made:
+            self._report("warn", "profile", "The run has one update, and the first is not measured.", {"updates": 0})
+            return
+        spent = {part: seconds * 1000 / self._made for part, seconds in self._spent.items()}
         scale = spent["passes"] / max(spent["alone"], 1e-9)
         parts = {
             "forward_ms": spent["forward"] * scale,
@@ -151,11 +154,11 @@ class ProfiledStep(UpdateStep):
         if self._ranks.size > 1:
             parts["ranks_ms"] = spent["ranks"]
         whole = sum(parts.values())
-        rate = self._tokens / self._updates / whole * 1000
+        rate = self._tokens / self._made / whole * 1000
         words = ", ".join(f"{part[:-3]} {ms:.1f} ms ({ms / whole:.0%})" for part, ms in parts.items())
         self._report(
             "info",
             "profile",
             f"An update takes {whole:.1f} ms, {rate:,.0f} trained tokens/s: {words}.",
-            {"updates": self._updates, **{part: round(ms, 3) for part, ms in parts.items()}},
+            {"updates": self._made, **{part: round(ms, 3) for part, ms in parts.items()}},
         )

@@ -94,7 +94,7 @@ class Reports:
         snapshot.reach(report.step)
         if report.activity == snapshot.activity:
             return
-        snapshot.activity = report.activity
+        before, snapshot.activity = snapshot.activity, report.activity
         if report.activity in ("download", "load") and snapshot.phase == "loading":
             # The seed's view shows this message as the model's name.
             self._state.enter("loading", self._state.request.config.model if self._state.request else "")
@@ -102,6 +102,9 @@ class Reports:
             phase, message = words
             keeps = snapshot.phase not in ("loading", "preparing", "running") or report.activity == "compile"
             self._state.enter(snapshot.phase if keeps else phase, message)
+        elif before == "compile" and snapshot.phase == "running":
+            # Whoever shows the last status would show for long that a shape is compiled.
+            self._state.enter("running", "Training.")
 
     def _complete_log(self, history: StepHistory) -> None:
         """Append the updates that the log lacks, so that log and weights agree after a crash of the worker."""

@@ -54,10 +54,15 @@ def test_a_profile_says_where_the_time_goes_and_changes_nothing(
     assert all(part[:-3] in log.message for part in parts)
 
 
-def test_a_run_that_ends_before_its_profile_is_whole_reports_none(base: Path, config: dict[str, Any]) -> None:
-    result = play({**config, "max_steps": 2}, base, profile=50)
+@pytest.mark.parametrize(("updates", "measured"), [(3, 2), (1, 0)])
+def test_a_run_that_ends_before_its_profile_is_whole_tells_of_the_updates_that_were_measured(
+    base: Path, config: dict[str, Any], updates: int, measured: int
+) -> None:
+    result = play({**config, "max_steps": updates}, base, profile=50)
     assert result.status == 0
-    assert result.logged("profile") == []
+    (log,) = result.logged("profile")
+    assert log.details["updates"] == measured
+    assert ("forward" in log.message) == bool(measured)
 
 
 def test_a_packed_run_has_the_losses_of_one_with_rows_apart(base: Path, config: dict[str, Any], tmp_path: Path) -> None:

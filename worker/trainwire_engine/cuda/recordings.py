@@ -1,9 +1,9 @@
 """Passes that the host hands over once for each shape: recorded the first time, played back from then on.
 
-A pass with adapters is some four thousand kernels. The host needs 70 to 100 ms to hand them to the card one by one,
-which computes 9,000 tokens meanwhile; to play a recording takes it two. A recording is the graphs that MLX launched
-(`graphs`), in memory that nobody else uses (`arena`). What changes from pass to pass is copied to where the recording
-reads it, and the sums are added to totals at a fixed place.
+A pass with adapters is some three thousand kernels. The host needs 70 to 100 ms to hand them to the card one by one,
+which computes 9,000 tokens meanwhile; to play a recording takes it two or three. A recording is the graphs that MLX
+launched (`graphs`), in memory that nobody else uses (`arena`). What changes from pass to pass is copied to where the
+recording reads it, and the sums are added to totals at a fixed place.
 """
 
 from __future__ import annotations
