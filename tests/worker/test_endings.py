@@ -358,4 +358,5 @@ def test_the_page_s_arguments_are_those_of_the_worker_with_their_defaults() -> N
 
 def _help(mode: str) -> str:
     command = [sys.executable, "-m", "trainwire_worker", mode, "--help"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout

@@ -1,5 +1,6 @@
 """The worker's way in and only way out: arguments, descriptors, a run, an exit code."""
 
+import contextlib
 import os
 import stat
 import sys
@@ -86,6 +87,9 @@ def leave() -> None:
         code = 130
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 2
+        # The text of `--help`; nobody else writes to it.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            sys.stdout.flush()
     except BaseException:
         import traceback
 
