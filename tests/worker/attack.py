@@ -281,7 +281,8 @@ def throw_lines(serve: Spawn, seed: int, count: int, seconds: float) -> None:
     attack.settle(60)
     assert attack.most_memory < before + (12 << 20), (before, attack.most_memory)
     worker.reader = LineReader(worker.reader.fd)
-    assert worker.result("status")["phase"] == "running"
+    phase = worker.result("status")["phase"]
+    assert phase == "running"
     worker.raw(b'{"cmd":"stop"}\n')
     worker.reader.rest()
     assert worker.exit_code() == 0

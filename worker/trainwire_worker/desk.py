@@ -150,7 +150,9 @@ class Desk:
         self.host.give_order(PauseOrder(order=self.file(pending)))
 
     def _resume(self, command: c.Resume, pending: Pending, source: Source) -> None:
-        if self._snapshot.phase == "running" and self._stretch is None:
+        # One that is open has the run go on already, and may have it count updates.
+        counts = self._stretch is not None or any(other.cmd == "resume" for other in self._open.values())
+        if self._snapshot.phase == "running" and not counts:
             self.respond(pending, {"step": self._snapshot.step, "changed": False})
             return
         self._record(pending, {} if command.steps is None else {"steps": command.steps}, source)
