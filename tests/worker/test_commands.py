@@ -112,9 +112,9 @@ def test_each_phase_takes_its_commands_and_refuses_the_others_before_any_effect(
 
 
 def test_pause_takes_effect_at_the_boundary_and_is_true_when_it_is_said(serve: Spawn) -> None:
-    worker = serve(script={"acts": [{"do": "await_order", "step": 4}]}, config=LONG)
+    worker = serve(script={"acts": [{"do": "await_order", "at": "boundary", "step": 4}]}, config=LONG)
     worker.begin()
-    worker.wait("step", step=3)
+    worker.wait("step", step=4)
     response = worker.ask("pause")
     paused = worker.of("paused")[-1]
     assert response["result"] == {"step": 4, "changed": True}
