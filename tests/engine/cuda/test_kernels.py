@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from doubles import close, draw, exact
 
 from trainwire_engine.cuda import install, kernels, moving, norms, rotary, tensors, tracing
 from trainwire_engine.cuda.adamw import adamw
@@ -19,18 +20,6 @@ pytestmark = pytest.mark.skipif(
 
 TYPES = [(mx.float32, 1e-6), (mx.bfloat16, 4e-3), (mx.float16, 6e-4)]
 """Each type with half the distance of its numbers at 1, and a little."""
-
-
-def draw(seed: int, *shape: int, dtype: Any = mx.float32, scale: float = 1.0) -> mx.array:
-    return mx.array((np.random.default_rng(seed).normal(size=shape) * scale).astype(np.float32)).astype(dtype)
-
-
-def exact(x: mx.array) -> np.ndarray:
-    return np.array(x.astype(mx.float32)).astype(np.float64)
-
-
-def close(got: mx.array, expected: np.ndarray, relative: float) -> None:
-    np.testing.assert_allclose(exact(got), expected, rtol=relative, atol=relative * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(("dtype", "relative"), TYPES)

@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from doubles import close, draw, exact
 
 from trainwire_engine.cuda import kernels, low_rank
 from trainwire_engine.low_rank import Branch, collecting, low_rank_sums
@@ -24,18 +25,6 @@ SIZES = [
     (1000, 296, [136, 136, 136, 24]),
 ]
 """Rows, width of the input and of the layers' outputs: whole tiles and such as end within one."""
-
-
-def draw(seed: int, *shape: int, dtype: Any, scale: float = 1.0) -> mx.array:
-    return mx.array((np.random.default_rng(seed).normal(size=shape) * scale).astype(np.float32)).astype(dtype)
-
-
-def exact(x: mx.array) -> np.ndarray:
-    return np.array(x.astype(mx.float32)).astype(np.float64)
-
-
-def close(got: mx.array, expected: np.ndarray, relative: float) -> None:
-    np.testing.assert_allclose(exact(got), expected, rtol=relative, atol=relative * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(("dtype", "relative"), TYPES)

@@ -9,12 +9,12 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from peaks import peak_of
 
 from trainwire_engine import cpu_loss
 from trainwire_engine.adapters import LoRALinear
 from trainwire_engine.cpu_loss import blockwise_cross_entropy
 from trainwire_engine.loss import cross_entropy
-from trainwire_engine.pieces import compute, noted
 from trainwire_engine.unpacking import plain_weight
 
 WORDS, WIDTH, POSITIONS = 96, 32, 50
@@ -139,15 +139,7 @@ def test_the_peak_is_that_of_a_few_blocks_and_of_the_powers_a_trained_head_keeps
 
         return gradients(form, (hidden, head, targets, weights), trained)
 
-    mx.eval(work())
-    mx.clear_cache()
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
-    with noted() as notes:
-        made = work()
-    compute(notes)
-    mx.eval(made)
-    peak = mx.get_peak_memory() - before
+    peak = peak_of(work)
     block = cpu_loss.ROWS * cpu_loss.WORDS * 4
     kept = cpu_loss.ROWS * words * 4 if trained else 0
     # A piece is two blocks, and some operations make a block of their own in each. All logits of 256 positions would

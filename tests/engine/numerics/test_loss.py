@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -10,11 +9,11 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from peaks import peak_of
 
 from trainwire_engine.adapters import LoRALinear
 from trainwire_engine.head import Head
 from trainwire_engine.loss import chunked_cross_entropy, cross_entropy, head_projection
-from trainwire_engine.pieces import compute, noted
 
 WORDS, WIDTH, POSITIONS = 96, 32, 50
 
@@ -99,21 +98,6 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
     direction = mx.random.normal(hidden.shape)
     measured = (loss(hidden + 1e-2 * direction) - loss(hidden - 1e-2 * direction)) / 2e-2
     np.testing.assert_allclose(measured, mx.sum(gradient * direction), rtol=2e-3)
-
-
-def peak_of(work: Callable[[], Any]) -> int:
-    """The peak of work that is handed out in pieces, as a pass is."""
-    before = 0
-    for _ in range(2):
-        mx.clear_cache()
-        mx.reset_peak_memory()
-        before = mx.get_active_memory()
-        with noted() as notes:
-            made = work()
-        compute(notes)
-        mx.eval(made)
-        del made
-    return mx.get_peak_memory() - before
 
 
 @pytest.mark.parametrize("trained", [False, True])
