@@ -189,6 +189,8 @@ class UpdateStep:
             try:
                 return self._recordings.sums(self._params, self._inputs(micro_batches, step), self._look_ahead)
             except RecordingFailed as failure:
+                # What is under way computes in their memory.
+                mx.synchronize()
                 self._recordings, self._not_recorded = None, str(failure)
         batches, lane_of = self.lanes.spread(micro_batches)
         lanes = max(lane_of) + 1
@@ -217,7 +219,8 @@ class UpdateStep:
 
     def _begin(self, step: int, after: Any) -> None:
         """Begin the passes of the update that follows, with the weights of the one that is being made."""
-        batches, recordings = self._following, self._recordings
+        batches, self._following = self._following, None
+        recordings = self._recordings
         if not batches or recordings is None:
             return
         mx.async_eval(after)
@@ -244,7 +247,8 @@ class UpdateStep:
     def trace_anew(self) -> None:
         """Forget compiled passes, because the model's layers were changed."""
         self._sums = compiled(self._trace_sums)
-        # The memory of the old ones first.
+        # The memory of the old ones first, once nothing computes in it.
+        mx.synchronize()
         self._recordings = self._begun = None
         self._recordings = self._new_recordings()
         if self._largest is not None:

@@ -9,7 +9,10 @@ import pytest
 from scripted import at_step, play
 from tiny import tiny_model
 
-from trainwire_engine import native
+from trainwire_engine import native, prepare
+from trainwire_engine.batches import blank
+from trainwire_engine.shapes import CUDA
+from trainwire_engine.step import UpdateStep
 from trainwire_protocol import channel as ch
 from trainwire_protocol import events as ev
 
@@ -82,3 +85,20 @@ def test_packing_is_refused_for_a_model_of_which_it_is_not_proved(
     result = play({**config, "model": str(model), "packing": True}, base)
     assert (result.one(ch.Failed).code, result.status) == ("unsupported", 3)
     assert "qwen3" in result.one(ch.Failed).hint
+
+
+def test_a_run_whose_shapes_are_chosen_expects_the_largest_of_them(
+    base: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[Any] = []
+    expected: list[Any] = []
+    original = prepare.shapes_of_run
+
+    def as_on_a_card(*args: Any) -> Any:
+        chosen.append(original(*args, device=CUDA))
+        return chosen[-1]
+
+    monkeypatch.setattr(prepare, "shapes_of_run", as_on_a_card)
+    monkeypatch.setattr(UpdateStep, "expect", lambda _, batch: expected.append(batch.shape))
+    assert play(config, base).status == 0
+    assert expected == [blank(chosen[0].largest).shape]

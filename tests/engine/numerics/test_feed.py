@@ -180,3 +180,16 @@ def test_recordings_made_anew_expect_the_same_largest_passes_and_given_back_ones
     assert not step.compiles(batches)
     assert step.give_back()
     assert step.compiles(batches)
+
+
+def test_micro_batches_that_were_told_once_are_begun_once(config: Callable[..., Config]) -> None:
+    settings = config(micro_batch_tokens=64)
+    step = UpdateStep(load_model(settings), Optimizer(settings), settings)
+    recordings = StandIn(step)
+    step._recordings = recordings  # type: ignore[assignment]
+    step.meanwhile = lambda: plan(ROWS, range(8), 64)
+    step._look_ahead()
+    # A rank that has no rows in the second update does not look ahead.
+    for number in (2, 3):
+        step._begin(number, after=())
+    assert recordings.asked == ["begin"]
